@@ -1,8 +1,13 @@
 """The gateway: an OpenAI-compatible server between agents and engines that records every token.
 
-Where things are, from outside to inside: ``server`` (listeners, routes, secrets) and ``control`` (the owner's API) take
-requests; ``dialects`` translate wire formats to and from ``calls`` (one checked request); ``core`` runs one turn:
-``sessions`` and ``stitch`` say what it continues, ``roles`` what it is for, ``render`` makes its ids, ``gate`` lets it
-start, an engine samples, ``decode`` and ``parsers`` read the answer, and the pool's writer stores it. A new wire format
-is a file in ``dialects``; a new rewrite that agents do is a rule in ``stitch``, with its line in ``docs/gateway.md``.
+Modules, in the order in which a request passes them:
+
+- ``server`` (listeners, routes, secrets) and ``control`` (the owner's API) take requests.
+- ``dialects`` translate wire formats to and from ``calls``, a checked request.
+- ``core`` runs one turn. ``sessions`` and ``stitch`` find the turn that it continues, ``roles`` what it is for,
+  ``render`` makes its token ids, ``gate`` limits how many run.
+- An engine samples; ``decode`` and ``parsers`` turn its ids into a message; the pool's writer stores the turn.
+
+A new wire format is a file in ``dialects``. A new way in which agents rewrite their history is a rule in ``stitch``,
+documented in ``docs/gateway.md``.
 """

@@ -1,11 +1,11 @@
-"""What stands between ``<tool_call>`` and ``</tool_call>``, in the two styles that models are trained on.
+"""Parse the body of a tool call, between ``<tool_call>`` and ``</tool_call>``, in the two usual formats.
 
-A scanner finds the end of a body while it comes, in one pass over its characters whatever the pieces; a reader makes a
-call of a whole body. Both raise :class:`MalformedBody`.
+A scanner finds the end of a body while it is streamed, in one pass over its characters, however they are split. A
+reader parses a whole body. Both raise :class:`MalformedBody`.
 
-* ``hermes``: ``{"name": ..., "arguments": {...}}``; a marker inside a JSON string is text of that string.
-* ``qwen3-coder``: ``<function=name>``, then ``<parameter=key>``, a line end, the value, a line end, ``</parameter>``
-  for each, then ``</function>``. The style has no escape, so a value that holds one of its markers is malformed.
+* ``hermes``: ``{"name": ..., "arguments": {...}}``. A marker inside a JSON string is part of that string.
+* ``qwen3-coder``: ``<function=name>``, then for each parameter ``<parameter=key>``, a newline, the value, a newline,
+  ``</parameter>``; then ``</function>``. The format has no escapes, so a value that contains a marker is malformed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ __all__ = ["CLOSE", "OPEN", "JsonScanner", "MalformedBody", "MarkupScanner", "Sc
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _MAX_DEPTH = 128
-"""Of brackets in arguments: more is noise, and breaks the parsers of agents."""
+"""Deepest nesting of brackets in arguments: deeper nesting is noise, and breaks the parsers of agents."""
 _MAX_NAME = 256
 
 
 class MalformedBody(ValueError):
-    """Not a call."""
+    """The body is not a valid call."""
 
 
 class Scanner(Protocol):
+    """Finds the end of one call in streamed text."""
+
     def feed(self, text: str) -> int | None:
-        """Where in ``text`` the call ended (after its ``</tool_call>``), or ``None`` if it goes on."""
+        """Return the index in ``text`` after the call's end marker, or ``None`` if the call continues.
+
+        May raise ValueError, LookupError or TypeError if the call is malformed.
+        """
         ...
 
 
@@ -39,7 +44,7 @@ _STRING = re.compile(r'[^"\\]*')
 
 
 class JsonScanner:
-    """Follows one JSON object up to its closing marker."""
+    """Finds the end marker after one JSON object."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -91,7 +96,7 @@ class JsonScanner:
 
 
 def read_json(body: str) -> tuple[str, str]:
-    """Name and arguments of a body in the Hermes style; the arguments as they were written."""
+    """Return name and arguments of a body in the Hermes format; the arguments exactly as sampled."""
     start = _end(_SPACE, body, 0)
     try:
         values = _members(body, start)
@@ -99,7 +104,7 @@ def read_json(body: str) -> tuple[str, str]:
         arguments = body[slice(*values["arguments"])]
         parsed = json.loads(arguments, parse_constant=_refuse)
         if "\\u" in body:
-            json.dumps([name, parsed], ensure_ascii=False).encode()  # lone surrogates are no text
+            json.dumps([name, parsed], ensure_ascii=False).encode()  # raises for lone surrogates
     except (ValueError, KeyError, IndexError, RecursionError) as error:
         raise MalformedBody from error
     if not isinstance(name, str) or not name or not isinstance(parsed, dict):
@@ -112,7 +117,7 @@ def _refuse(constant: str) -> None:
 
 
 def _members(body: str, pos: int) -> dict[str, tuple[int, int]]:
-    """Where the values of the JSON object at ``pos`` begin and end, by key. Raises ValueError or IndexError."""
+    """Return key -> (start, end) of the values of the JSON object at ``pos``. Raises ValueError or IndexError."""
     decode = json.JSONDecoder(parse_constant=_refuse).raw_decode
     places: dict[str, tuple[int, int]] = {}
     mark = "{"
@@ -146,16 +151,18 @@ def _end(pattern: re.Pattern[str], text: str, pos: int) -> int:
 
 _FUNCTION = re.compile(rf"<function=([^<>\s]{{1,{_MAX_NAME}}})>")
 _PARAMETER = re.compile(rf"<parameter=([^<>\n]{{1,{_MAX_NAME}}})>")
-_FUNCTION_BEGUN = re.compile(rf"<function=[^<>\s]{{0,{_MAX_NAME}}}\Z")
-_PARAMETER_BEGUN = re.compile(rf"<parameter=[^<>\n]{{0,{_MAX_NAME}}}\Z")
+_PARTIAL_FUNCTION = re.compile(rf"<function=[^<>\s]{{0,{_MAX_NAME}}}\Z")
+_PARTIAL_PARAMETER = re.compile(rf"<parameter=[^<>\n]{{0,{_MAX_NAME}}}\Z")
 _END_FUNCTION, _END_VALUE = "</function>", "</parameter>"
 _MARK = re.compile(r"</parameter>|</function>|</tool_call>|<parameter=|<function=|<tool_call>")
 _MARKS = ("</parameter>", "</function>", "</tool_call>", "<parameter=", "<function=", "<tool_call>")
 
 
 class MarkupScanner:
-    """Follows one function and its parameters up to the closing marker; each character is looked at once or, in an
-    unfinished marker, twice."""
+    """Finds the end marker after one function with its parameters.
+
+    Each character is read once or, in an incomplete marker, twice.
+    """
 
     def __init__(self) -> None:
         self._step = self._function
@@ -182,7 +189,7 @@ class MarkupScanner:
         if match := _FUNCTION.match(work, pos):
             self._step = self._next
             return match.end()
-        return _unfinished(work, pos, _FUNCTION_BEGUN, "<function=")
+        return _unfinished(work, pos, _PARTIAL_FUNCTION, "<function=")
 
     def _next(self, work: str, pos: int) -> int | None:
         pos = self._rest = _end(_SPACE, work, pos)
@@ -194,12 +201,12 @@ class MarkupScanner:
             return pos + len(_END_FUNCTION)
         if "<parameter=".startswith(work[pos:]):
             return None
-        return _unfinished(work, pos, _PARAMETER_BEGUN, _END_FUNCTION)
+        return _unfinished(work, pos, _PARTIAL_PARAMETER, _END_FUNCTION)
 
     def _value(self, work: str, pos: int) -> int | None:
         match = _MARK.search(work, pos)
         if match is None:
-            self._rest = len(work) - _begun(work, pos)
+            self._rest = len(work) - _partial_marker(work, pos)
             return None
         if match.group() != _END_VALUE:
             raise MalformedBody
@@ -215,20 +222,22 @@ class MarkupScanner:
 
 
 def _unfinished(work: str, pos: int, named: re.Pattern[str] | None, plain: str) -> None:
-    """``None`` if ``work`` from ``pos`` may still become ``plain`` or match ``named``; else malformed."""
+    """Return ``None`` if ``work`` from ``pos`` may still become ``plain`` or match ``named``; else raise."""
     if not plain.startswith(work[pos : pos + len(CLOSE) + 1]) and not (named and named.match(work, pos)):
         raise MalformedBody
 
 
-def _begun(work: str, pos: int) -> int:
-    """How many characters at the end of ``work`` may be the beginning of a marker."""
+def _partial_marker(work: str, pos: int) -> int:
+    """Return how many characters at the end of ``work`` may be the beginning of a marker."""
     at = work.rfind("<", max(pos, len(work) - len(_END_VALUE)))
     return len(work) - at if at >= 0 and any(mark.startswith(work[at:]) for mark in _MARKS) else 0
 
 
 def read_markup(body: str, parameters: Mapping[str, Any]) -> tuple[str, str]:
-    """Name and arguments of a body in the Qwen3-coder style. ``parameters`` maps a function's name to its JSON schema,
-    by which values are converted; the arguments come as JSON."""
+    """Return name and arguments (JSON text) of a body in the Qwen3-coder format.
+
+    ``parameters`` maps the names of functions to their JSON schemas, by which the values are converted.
+    """
     head = _FUNCTION.match(body, _end(_SPACE, body, 0))
     if head is None:
         raise MalformedBody
@@ -253,36 +262,36 @@ def _schema_of(schema: Any, name: str) -> Any:
     return properties.get(name) if isinstance(properties, Mapping) else None
 
 
-def _kinds(schema: Any) -> set[str]:
-    """The JSON types that ``schema`` names; empty where it names none."""
+def _types(schema: Any) -> set[str]:
+    """Return the JSON types that ``schema`` names; empty if it names none."""
     if not isinstance(schema, Mapping):
         return set()
-    kinds = schema.get("type", [])
-    found = {kinds} if isinstance(kinds, str) else {k for k in kinds if isinstance(k, str)}
+    types = schema.get("type", [])
+    found = {types} if isinstance(types, str) else {k for k in types if isinstance(k, str)}
     for union in ("anyOf", "oneOf"):
         for option in schema.get(union) or ():
-            found |= _kinds(option)
+            found |= _types(option)
     return found
 
 
 def _converted(value: str, schema: Any) -> Any:
-    """``value`` as one of the types of ``schema``; as it is where it fits none, so that the tool says what is wrong."""
-    kinds = _kinds(schema)
+    """Convert ``value`` to a type of ``schema``, or return it unchanged if it fits none: the tool reports the error."""
+    types = _types(schema)
     lowered = value.strip().lower()
-    if "null" in kinds and lowered in ("null", "none"):
+    if "null" in types and lowered in ("null", "none"):
         return None
-    if "boolean" in kinds and lowered in ("true", "false"):
+    if "boolean" in types and lowered in ("true", "false"):
         return lowered == "true"
-    if not kinds & {"integer", "number", "object", "array"}:
+    if not types & {"integer", "number", "object", "array"}:
         return value
     try:
         parsed = json.loads(value, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return value
-    return parsed if _kind(parsed) & kinds else value
+    return parsed if _types_of(parsed) & types else value
 
 
-def _kind(value: Any) -> set[str]:
+def _types_of(value: Any) -> set[str]:
     match value:
         case bool():
             return {"boolean"}

@@ -1,10 +1,10 @@
-"""Chat templates that end: a bound on the time and on the memory of one rendering.
+"""Bounds on the time and memory of rendering a chat template.
 
-A template belongs to the model's folder, so it is somebody else's program. Jinja's sandbox keeps it from reaching
-anything; it does not keep it from ``{% for %}`` in ``{% for %}``, nor from ``'x' * 10**10``. Here every turn of a loop,
-call, filter, output and piece of text costs what it may make, before it makes it.
+A template comes with the model's folder and is untrusted code. Jinja's sandbox denies it access to Python, but does not
+stop nested loops or ``'x' * 10**10``. Here each loop iteration, call, filter, output and text is charged for the
+characters that it may produce, before it runs.
 
-Invariant: no operation of a template makes more than what is left of the budget of its rendering.
+Invariant: no operation of a template produces more than what is left of the budget of its rendering.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from transformers.utils import chat_template_utils
 __all__ = ["BUDGET", "SECONDS", "RenderBudget", "compiled"]
 
 BUDGET = 2**29
-"""Characters that one rendering may make in all; what holds others counts :data:`_HOLDER` for each."""
+"""Most characters that one rendering may produce; an item of a list or mapping counts as :data:`_HOLDER` characters."""
 SECONDS = 10.0
-"""That one rendering may take."""
+"""Longest time of one rendering."""
 _HOLDER = 64
 _ADDING = frozenset(
     {
@@ -38,7 +38,7 @@ _ADDING = frozenset(
         "upper",
     }
 )
-"""Methods of a text whose result is no larger than it."""
+"""Methods of a string whose result is not longer than the string."""
 _FREE = frozenset(
     {
         *("attr", "count", "d", "default", "first", "items", "last", "length", "map", "reject", "rejectattr"),
@@ -51,28 +51,28 @@ _WIDENING = frozenset(
         *("wordwrap", "xmlattr"),
     }
 )
-"""Filters that copy nothing, and those whose result may be larger than what they are given."""
+"""``_FREE``: filters that copy nothing. ``_WIDENING``: filters whose result may be larger than their arguments."""
 _WIDE = re.compile(r"\*|\d{4}")
-"""A width in a format that is given apart, or is large."""
+"""A width in a format string that is large, or given as an argument."""
 
 
 class RenderBudget(threading.local):
-    """What is left of the rendering that runs in this thread."""
+    """The remaining budget of the rendering in this thread."""
 
     left = BUDGET
     until = float("inf")
 
     @contextmanager
     def fresh(self) -> Iterator[None]:
-        """Inside, one rendering."""
+        """Start the budget of one rendering."""
         self.left, self.until = BUDGET, time.monotonic() + SECONDS
         yield
 
     def spend(self, cost: int) -> None:
-        """Raises :class:`jinja2.TemplateRuntimeError` where this is more than what is left."""
+        """Charge ``cost`` characters. Raises :class:`jinja2.TemplateRuntimeError` if the budget is used up."""
         left = self.left = self.left - cost
         if left < 0:
-            raise TemplateRuntimeError("it makes too much text")
+            raise TemplateRuntimeError("it produces too much text")
         if time.monotonic() > self.until:
             raise TemplateRuntimeError(f"it takes over {SECONDS:g} s")
 
@@ -82,23 +82,23 @@ class _Bounded(ImmutableSandboxedEnvironment):
     budget: RenderBudget
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = _Asking(self).visit(super()._parse(source, name, filename))
+        tree = _InsertChecks(self).visit(super()._parse(source, name, filename))
         for body in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             text = sum(len(data.data) for data in body.find_all(nodes.TemplateData))
-            body.body.insert(0, nodes.ExprStmt(self.asked("tick", nodes.Const(1 + text)), lineno=body.lineno))
+            body.body.insert(0, nodes.ExprStmt(self.check_call("tick", nodes.Const(1 + text)), lineno=body.lineno))
         return tree
 
-    def asked(self, name: str, argument: Any) -> nodes.Expr:
-        """A call of our own method ``name`` with the expression ``argument``."""
-        asked = nodes.Call(nodes.EnvironmentAttribute(name), [argument], [], None, None)
-        asked.set_lineno(argument.lineno or 1).set_environment(self)
-        return asked
+    def check_call(self, name: str, argument: Any) -> nodes.Expr:
+        """Return an expression that calls this object's method ``name`` with the expression ``argument``."""
+        check_call = nodes.Call(nodes.EnvironmentAttribute(name), [argument], [], None, None)
+        check_call.set_lineno(argument.lineno or 1).set_environment(self)
+        return check_call
 
     def tick(self, cost: int) -> None:
         self.budget.spend(cost)
 
     def sized(self, value: Any) -> Any:
-        """``value``, once there is room for it as text."""
+        """Charge for ``value`` as text and return it."""
         self.budget.spend(len(value) if type(value) is str else _size(value, self.budget.left))  # mostly
         return value
 
@@ -126,7 +126,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
         self, owner, name = __self, getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         given = [*args, *kwargs.values()]
         match owner:
-            case _ if owner is self:  # asked by :class:`_Asking`: nothing in a template has this object
+            case _ if owner is self:  # inserted by :class:`_InsertChecks`: templates cannot access it
                 return __obj(*args)
             case _ if isinstance(__obj, Macro):
                 pass
@@ -143,30 +143,30 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
 
-class _Asking(NodeTransformer):
-    """Lets what holds or joins others be sized when it is made."""
+class _InsertChecks(NodeTransformer):
+    """Inserts a charge wherever a list, a mapping, a tuple or a concatenation is made."""
 
     def __init__(self, environment: _Bounded) -> None:
         self._environment = environment
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
-        return self._environment.asked("sized", self.generic_visit(node))
+        return self._environment.check_call("sized", self.generic_visit(node))
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        return self._environment.asked("sized", self.generic_visit(node))
+        return self._environment.check_call("sized", self.generic_visit(node))
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)
-        return node if node.ctx == "store" else self._environment.asked("sized", node)
+        return node if node.ctx == "store" else self._environment.check_call("sized", node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        node.nodes = [self._environment.asked("sized", part) for part in node.nodes]
+        node.nodes = [self._environment.check_call("sized", part) for part in node.nodes]
         return node
 
 
 def compiled(source: str) -> tuple[Template, RenderBudget]:
-    """The template as transformers compiles it, with bounds, and what is left to the rendering of a thread."""
+    """Compile a template as transformers does, with bounds. Returns it with the budget of its renderings."""
     made: Any = chat_template_utils._compile_jinja_template("").environment  # pyright: ignore[reportPrivateUsage]
     environment = made.overlay()  # its filters, globals and extensions
     environment.__class__ = _Bounded
@@ -174,14 +174,14 @@ def compiled(source: str) -> tuple[Template, RenderBudget]:
     environment.finalize = environment.sized
     environment.filters = {name: _bounded(environment, name, filter) for name, filter in made.filters.items()}
     environment.globals = {name: value for name, value in made.globals.items() if name != "lipsum"}
-    with environment.budget.fresh():  # what is constant is worked out now
+    with environment.budget.fresh():  # constants are evaluated during compilation
         return environment.from_string(source), environment.budget
 
 
 def _bounded(environment: _Bounded, name: str, made: Callable[..., Any]) -> Callable[..., Any]:
     cost = _product if name in _WIDENING else lambda left, *values: sum(_size(value, left) for value in values)
 
-    @functools.wraps(made)  # with what Jinja is to hand it first
+    @functools.wraps(made)  # keeps the attributes by which Jinja passes the context
     def bounded(*args: Any, **kwargs: Any) -> Any:
         environment.budget.spend(cost(environment.budget.left, *args, *kwargs.values()))
         if name == "format":
@@ -192,13 +192,13 @@ def _bounded(environment: _Bounded, name: str, made: Callable[..., Any]) -> Call
 
 
 def _product(left: int, *values: Any) -> int:
-    """The most that can be made of ``values``: the largest as often as the next one says."""
+    """Return the largest result of an operation on ``values``: the largest times the second largest."""
     sizes = sorted((abs(v) if isinstance(v, int) else _size(v, left) for v in values), reverse=True)
     return max(1, sizes[0] if sizes else 1) * max(1, sizes[1] if len(sizes) > 1 else 1)
 
 
 def _size(value: Any, most: int) -> int:
-    """Characters of ``value`` as text, about; once over ``most`` it is not counted further."""
+    """Return the approximate length of ``value`` as text. Counting stops beyond ``most``."""
     size, waiting = 0, [value]
     while waiting and size <= most:
         match waiting.pop():
@@ -218,7 +218,7 @@ def _size(value: Any, most: int) -> int:
 
 
 def _shallow(value: Any) -> int:
-    """What copying ``value`` takes; of a number, how often."""
+    """Return the cost of copying ``value``; for a number, its absolute value."""
     match value:
         case str() | bytes():
             return len(value)
@@ -231,4 +231,4 @@ def _shallow(value: Any) -> int:
 
 def _narrow(form: Any) -> None:
     if _WIDE.search(str(form)):
-        raise TemplateRuntimeError("it asks for a wide column")
+        raise TemplateRuntimeError("it formats with a large width")

@@ -1,4 +1,4 @@
-"""What is wrong with a chat template, in words: found by rendering small conversations with it."""
+"""Find problems of a chat template by rendering small conversations with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "call00004", "content
 
 
 def template_problems(template: Template) -> list[str]:
-    """The problems of ``template``, worst first; empty for one that does all that agents need."""
+    """Return the problems of ``template`` in words, the worst first; empty if it supports all that agents need."""
     problems: list[str] = []
     for what, messages in (
         ("refuses a plain question", [_ASK]),
@@ -54,7 +54,7 @@ def template_problems(template: Template) -> list[str]:
 
 
 def _dropped(messages: Sequence[Mapping[str, Any]], text: str) -> list[str]:
-    """What of ``messages`` is not in ``text``."""
+    """Return the kinds of content of ``messages`` that are missing in ``text``."""
     dropped = [f"{m['role']} messages" for m in messages if m["content"] and m["content"] not in text]
     if "look" not in text:
         dropped.append("tool definitions")
@@ -64,7 +64,7 @@ def _dropped(messages: Sequence[Mapping[str, Any]], text: str) -> list[str]:
 
 
 def _unstable(template: Template) -> list[str]:
-    """Whether adding messages changes what was rendered before them."""
+    """Return problems of a template that renders earlier messages differently when messages are added."""
     found: list[str] = []
     for what, before, after in (
         ("a user message", [_ASK, _THOUGHT], [_ASK_AGAIN]),
@@ -77,15 +77,15 @@ def _unstable(template: Template) -> list[str]:
         except Refusal:
             continue
         if "thought2" in short and "thought2" not in long:
-            found.append("drops the reasoning of earlier turns; a turn that continues another keeps it")
+            found.append("drops the reasoning of earlier turns; a continued conversation keeps it")
             short = start
         if not long.startswith(short) or not long.startswith(start):
-            found.append(f"changes the conversation before {what}; a turn that continues another keeps it as it was")
+            found.append(f"changes the conversation before {what}; a continued conversation keeps it unchanged")
     return found
 
 
 def parser_of_calls(template: Template) -> str | None:
-    """The name of the first parser that reads back a call which the template writes; None if there is none."""
+    """Return the name of the first parser that reads a call written by the template, or None if there is none."""
     try:
         text = template([_ASK, _CALL], ())
     except Refusal:
@@ -100,7 +100,7 @@ def parser_of_calls(template: Template) -> str | None:
 
 
 def sees_images(template: Template) -> bool:
-    """Whether the template knows image parts (and does not print them as text)."""
+    """Whether the template supports image parts, and does not print them as text."""
     try:
         parts = [{"type": "image"}, {"type": "text", "text": "word1"}]
         shown = template([{"role": "user", "content": parts}], ())

@@ -1,4 +1,4 @@
-"""A listener that takes so many connections at once and no more: what one box opens must not use up what all share."""
+"""A listener with a limit on concurrent connections, so that one sandbox cannot use up this process's descriptors."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from aiohttp import web
 
 __all__ = ["LimitedSite"]
 
-_SOME = 64
+_MIN_CHECK = 64
 _NEW_SECONDS = 2.0
 
 
 class LimitedSite(web.SockSite):
-    """aiohttp on ``sock``, with at most ``most`` connections; further ones are closed as they come."""
+    """An aiohttp site on ``sock`` with at most ``most`` connections; further ones are closed at once."""
 
     def __init__(
         self, runner: web.AppRunner, sock: socket.socket, *, most: int, tls: ssl.SSLContext | None = None
     ) -> None:
-        super().__init__(runner, sock, ssl_context=tls, backlog=min(most, 1024))  # how many asyncio accepts at once
+        super().__init__(
+            runner, sock, ssl_context=tls, backlog=min(most, 1024)
+        )  # most connections that asyncio accepts at once
         self._listening = sock
         self._most = most
         self._open: dict[web.RequestHandler, float] = {}
-        """Connections and when they came; also some that have ended, until somebody looks."""
-        self._look = _SOME
-        """How many there are when somebody looks."""
+        """Connection -> time of arrival. Ended connections are removed at the next check."""
+        self._check_at = _MIN_CHECK
+        """Number of connections at which ended ones are removed."""
 
     async def start(self) -> None:
         await web.BaseSite.start(self)
@@ -37,7 +39,7 @@ class LimitedSite(web.SockSite):
         )
         try:
             self._server = await asyncio.shield(making)
-        except BaseException:  # interrupted in the middle it would listen, and nobody could stop it
+        except BaseException:  # the server may already listen: stop it
             with contextlib.suppress(OSError):
                 self._server = await making
             await self.stop()
@@ -45,10 +47,10 @@ class LimitedSite(web.SockSite):
 
     def _protocol(self) -> asyncio.BaseProtocol:
         now = asyncio.get_running_loop().time()
-        if len(self._open) >= min(self._look, self._most):
-            # A new one is not connected for a moment.
+        if len(self._open) >= min(self._check_at, self._most):
+            # A new connection has no transport yet.
             self._open = {p: t for p, t in self._open.items() if p.transport is not None or now - t < _NEW_SECONDS}
-            self._look = max(_SOME, 2 * len(self._open))
+            self._check_at = max(_MIN_CHECK, 2 * len(self._open))
             if len(self._open) >= self._most:
                 return _Refused()
         server = self._runner.server
@@ -59,7 +61,7 @@ class LimitedSite(web.SockSite):
 
 
 class _Refused(asyncio.Protocol):
-    """Not even an answer: whoever has so many connections has them for something else."""
+    """Closes the connection without an answer."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

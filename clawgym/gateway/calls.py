@@ -1,7 +1,7 @@
-"""What an agent asks, whatever dialect it asked in, and how it is told no.
+"""A model request in canonical form (:class:`ChatCall`), whatever its dialect, and its refusal (:class:`Refusal`).
 
-Invariant: a :class:`ChatCall` is plain, checked data: every message has a known role, every text is a string that
-UTF-8 can hold, every image is bytes with its digest. Dialects make it; nothing behind them reads a raw body.
+Invariant: a :class:`ChatCall` is checked data: every message has a known role, every text is valid UTF-8, every image
+is bytes with their digest. Only dialects read raw request bodies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clawgym.errors import GatewayError
 
 __all__ = [
     "ChatCall",
-    "Heard",
+    "ReplyBuilder",
     "Message",
     "Refusal",
     "canonical_messages",
@@ -33,17 +33,27 @@ __all__ = [
 ]
 
 Message = dict[str, Any]
-"""One message in canonical chat form: ``role`` (system, user, assistant, tool), ``content`` (a string, or a list of
-``{"type": "text", "text"}`` and ``{"type": "image", "sha256"}`` where it holds an image), and for an assistant
-``tool_calls`` (``arguments`` a JSON string) and ``reasoning_content``, for a tool ``tool_call_id``."""
+"""One message in canonical chat form.
+
+``role``: system, user, assistant or tool. ``content``: a string, or with images a list of ``{"type": "text", "text"}``
+and ``{"type": "image", "sha256"}``. An assistant message may have ``tool_calls`` (``arguments`` is JSON text) and
+``reasoning_content``; a tool message has ``tool_call_id``."""
 
 
 _LONGEST = 1000
-"""Characters of a refusal."""
+"""Most characters of a refusal's message."""
 
 
 class Refusal(GatewayError):
-    """A request that is answered with an HTTP error and an error envelope."""
+    """A request is answered with an HTTP error and an error body.
+
+    Args:
+        status: HTTP status.
+        message: what is wrong, and how to correct it.
+        code: machine-readable code of the error, if any.
+        param: the field of the request that is wrong, if any.
+        retry_after: seconds after which the client may try again, if it may.
+    """
 
     def __init__(
         self,
@@ -79,15 +89,18 @@ class ChatCall:
     """By digest: every image that the messages name."""
     model: str = ""
     role: str | None = None
-    """What the agent says the call is for (``x-clawgym-role``), if it says so."""
+    """The role that the agent declares in the header ``x-clawgym-role``, if any."""
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
-    """Of the answer."""
+    """Id of the response."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Other fields of the request, handed to text upstreams as they came."""
+    """Other fields of the request, passed unchanged to text engines."""
 
 
 def request_field(body: Mapping[str, Any], name: str, kinds: type | tuple[type, ...], default: Any = None) -> Any:
-    """``body[name]``, checked; ``null`` counts as left out. Raises :class:`Refusal`."""
+    """Return ``body[name]``, or ``default`` if it is absent or null.
+
+    Raises :class:`Refusal` (400) if it is not of one of ``kinds``.
+    """
     value = body.get(name)
     if value is None:
         return default
@@ -113,7 +126,10 @@ def _kind(value: Any) -> str:
 
 
 def canonical_messages(raw: Any, images: dict[str, Image]) -> list[Message]:
-    """The messages of a chat-completions request, checked; images are added to ``images``. Raises :class:`Refusal`."""
+    """Check the messages of a chat-completions request and return them in canonical form.
+
+    Images are added to ``images`` by digest. Raises :class:`Refusal`.
+    """
     if not isinstance(raw, list) or not raw:
         raise Refusal(400, "'messages' must be a non-empty array: give the conversation", param="messages")
     return [_message(item, f"messages[{n}]", images) for n, item in enumerate(raw)]
@@ -193,19 +209,19 @@ def _content(raw: Any, where: str, images: dict[str, Image]) -> str | list[dict[
             parts.append({"type": "image", "sha256": image.sha256})
         else:
             at = f"{where}.content[{n}]"
-            raise Refusal(400, f"'{at}' has type {kind!r}: only text and image_url parts are taken here", param=at)
+            raise Refusal(400, f"'{at}' has type {kind!r}: use only text and image_url parts", param=at)
     return merged(parts)
 
 
 def merged(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Parts that are all text as one string: how a client cuts its text says nothing."""
+    """Join parts that are all text to one string, since the split has no meaning; return others unchanged."""
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return parts
 
 
 def image_from_url(url: Any, where: str) -> Image:
-    """The image in a ``data:`` URL. Raises :class:`Refusal`: nothing is fetched from elsewhere."""
+    """Decode the image in a ``data:`` URL. Raises :class:`Refusal` for any other URL, since nothing is fetched."""
     head, comma, payload = url.partition(",") if isinstance(url, str) else ("", "", "")
     if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
         raise Refusal(
@@ -215,7 +231,7 @@ def image_from_url(url: Any, where: str) -> Image:
 
 
 def image_from_base64(payload: Any, media_type: str, where: str) -> Image:
-    """The image in ``payload``. Raises :class:`Refusal`."""
+    """Decode a base64 image. Raises :class:`Refusal`."""
     try:
         data = base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError, TypeError):
@@ -224,7 +240,7 @@ def image_from_base64(payload: Any, media_type: str, where: str) -> Image:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """What a message says, its texts joined where it has parts."""
+    """Return the text of a message, with its parts joined."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content)
@@ -232,7 +248,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def check_length(call: ChatCall) -> None:
-    """Raises :class:`Refusal` for more text than fits into any context window."""
+    """Raise :class:`Refusal` if the call has more text than fits into any context window."""
     length = 0
     for message in call.messages:
         length += len(text_of(message)) + len(message.get("reasoning_content", ""))
@@ -248,7 +264,7 @@ def check_length(call: ChatCall) -> None:
 
 
 def chat_body(call: ChatCall) -> dict[str, Any]:
-    """``call`` as a chat-completions request body, for upstreams that take text."""
+    """Return ``call`` as a chat-completions request body, for text engines."""
     body: dict[str, Any] = {**call.extra, "messages": [_to_wire(message, call) for message in call.messages]}
     if call.tools:
         body["tools"] = [dict(tool) for tool in call.tools]
@@ -279,8 +295,8 @@ def _to_wire(message: Message, call: ChatCall) -> dict[str, Any]:
     return {**message, "content": parts}
 
 
-class Heard:
-    """An assistant message put together from pieces."""
+class ReplyBuilder:
+    """Builds an assistant message from streamed deltas."""
 
     def __init__(self) -> None:
         self._text: list[str] = []

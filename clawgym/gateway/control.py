@@ -1,17 +1,17 @@
-"""The control API: what the owner of a gateway does to it from another process.
+"""The control API, with which the owner of a gateway manages it from another process.
 
-On listeners of its own, with a secret of its own; an agent's secret opens nothing here and the owner's opens no
-session. Bodies and answers are JSON objects:
+It has its own listeners and its own secret. The secret of a session does not work here, and the owner's secret does not
+work for sessions. Bodies and responses are JSON objects:
 
 ==============================  ======================================================================
 ``POST /sessions``              open: ``channel``, ``task_id``, ``group``, ``sampling``, ... -> ``id``,
                                 ``secret``, ``base_url``
-``GET /sessions/{id}``          its turns in numbers
+``GET /sessions/{id}``          counts of its turns
 ``POST /sessions/{id}/turns``   white box: add turns that were sampled elsewhere
-``POST /sessions/{id}/close``   refuse further requests; with ``outcome`` and ``reward`` the episode is done
-``POST /groups``                a group of attempts at one task -> ``id``
-``POST /weights/hold``          new turns wait, answered when the last running one has ended
-``POST /weights/release``       go on, with ``policy_version``
+``POST /sessions/{id}/close``   refuse further requests; with ``outcome`` and ``reward`` also close the episode
+``POST /groups``                open a group of attempts at one task -> ``id``
+``POST /weights/hold``          hold new turns; answered when the last running turn has ended
+``POST /weights/release``       continue, with ``policy_version``
 ``GET /stats``                  counts
 ==============================  ======================================================================
 """
@@ -51,10 +51,17 @@ _Handler = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
 
 def turns_of_prompts(rows: list[Mapping[str, Any]], known: list[Turn]) -> list[Turn]:
-    """Turns from whole prompts: each continues the longest proved turn whose prompt and sample its prompt begins with.
+    """Make turns from whole prompts.
 
-    ``rows`` have ``prompt_ids``, ``sampled_ids``, ``logprobs`` and what else :class:`~clawgym.records.Turn` has;
-    ``known`` are the episode's turns so far. Raises :class:`~clawgym.gateway.calls.Refusal` naming the field.
+    Each continues the longest turn without a flaw whose prompt and sampled ids are a prefix of its prompt.
+
+    Args:
+        rows: dicts with ``prompt_ids``, ``sampled_ids``, ``logprobs`` and other fields of
+            :class:`~clawgym.records.Turn`.
+        known: the turns of the episode so far.
+
+    Raises:
+        Refusal: a row is invalid; the message names the field.
     """
     histories = {n: (*prompt_ids(known, n), *turn.sampled_ids) for n, turn in enumerate(known) if turn.flaw is None}
     names = {f.name for f in fields(Turn)} - {"context_ids", "parent"}
@@ -64,7 +71,7 @@ def turns_of_prompts(rows: list[Mapping[str, Any]], known: list[Turn]) -> list[T
         if not isinstance(row, dict):
             raise Refusal(400, f"'{where}' is not an object: give prompt_ids, sampled_ids, logprobs", param=where)
         if extra := row.keys() - names - {"prompt_ids"}:
-            raise Refusal(400, f"'{where}.{min(extra)}' is no field of a turn: leave it out", param=where)
+            raise Refusal(400, f"'{where}.{min(extra)}' is not a field of a turn: leave it out", param=where)
         prompt = _numbers(row, "prompt_ids", where, int)
         sampled = _numbers(row, "sampled_ids", where, int)
         parent = continued(prompt, histories)
@@ -91,7 +98,10 @@ def _numbers(row: Mapping[str, Any], name: str, where: str, kind: type) -> tuple
 
 
 class Control:
-    """Serves the control API of a gateway. ``token`` is its secret. Use as ``async with``."""
+    """Serves the control API of a gateway. Use as ``async with``.
+
+    ``token`` is the secret of the API; by default a random one.
+    """
 
     def __init__(self, gateway: Gateway, *, token: str | None = None) -> None:
         self.token = token or secrets.token_urlsafe(32)
@@ -107,7 +117,7 @@ class Control:
         add("POST", "/weights/hold", self._guarded(self._hold))
         add("POST", "/weights/release", self._guarded(self._release))
         add("GET", "/stats", self._guarded(self._stats))
-        add("*", "/{path:.*}", self._guarded(self._nowhere))
+        add("*", "/{path:.*}", self._guarded(self._not_found))
         self._listeners = Listeners(app)
 
     async def __aenter__(self) -> Control:
@@ -116,10 +126,10 @@ class Control:
 
     async def __aexit__(self, *_: object) -> None:
         await self._listeners.aclose()
-        await self._let_go()
+        await self._release_hold()
 
     async def listen(self, **where: Any) -> Address:
-        """Listen: see :meth:`~clawgym.gateway.server.Listeners.add`."""
+        """Listen on an address: see :meth:`~clawgym.gateway.server.Listeners.add`."""
         return await self._listeners.add(**where)
 
     def _guarded(self, handler: _Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -171,20 +181,20 @@ class Control:
         if session is None:
             raise Refusal(404, "there is no such session: use the id that opening it gave")
         if session.active:
-            raise Refusal(409, "an agent is in the middle of a turn of this session: add turns when it has ended")
+            raise Refusal(409, "a turn of this session is running: add turns when it has ended")
         async with session.lock:
             known = await self._gateway.in_pool(lambda pool: pool.turns(session.id))
             turns = turns_of_prompts(rows, list(known))
             added = [(session.id, len(known) + n, turn) for n, turn in enumerate(turns)]
             await self._gateway.in_pool(lambda pool: pool.append(added))
-            self._gateway.sessions.forget(session.id)  # what was added here is read again with the next request
+            self._gateway.sessions.evict(session.id)  # the next request loads it with the added turns
         return {"turns": len(known) + len(turns)}
 
     async def _close(self, request: web.Request) -> dict[str, Any]:
         body = await read_object(request, most=LARGEST_CONTROL_BODY)
         about = _fields(body, _CLOSING, set())
         if "outcome" not in about and about:
-            raise Refusal(400, f"'{min(about)}' goes with an 'outcome': give both, or neither", param="outcome")
+            raise Refusal(400, f"'{min(about)}' requires 'outcome': give both, or neither", param="outcome")
         await self._gateway.close_session(request.match_info["session"], EpisodeEnd(**about) if about else None)
         return {"closed": True}
 
@@ -193,7 +203,7 @@ class Control:
         kinds = {"id": str, "channel": str, "task_id": str, "size": int, "deadline": (int, float)}
         about = {"deadline": None, **_fields(body, kinds, set())}
         if "size" not in about:
-            raise Refusal(400, "'size' is missing: how many attempts make the group", param="size")
+            raise Refusal(400, "'size' is missing: give the number of attempts in the group", param="size")
         return {"id": await self._gateway.in_pool(lambda pool: pool.open_group(**about))}
 
     async def _hold(self, request: web.Request) -> dict[str, Any]:
@@ -208,12 +218,12 @@ class Control:
         version = request_field(body, "policy_version", int)
         if version is not None:
             if not hasattr(self._gateway.engine, "policy_version"):
-                raise Refusal(400, f"engine {self._gateway.engine.name} counts its versions itself: leave it out")
+                raise Refusal(400, f"engine {self._gateway.engine.name} sets its policy_version itself: leave it out")
             self._gateway.engine.policy_version = version  # type: ignore[union-attr]
-        await self._let_go()
+        await self._release_hold()
         return {"held": False}
 
-    async def _let_go(self) -> None:
+    async def _release_hold(self) -> None:
         holding, self._holding = self._holding, None
         if holding is not None:
             await holding.__aexit__(None, None, None)
@@ -221,12 +231,15 @@ class Control:
     async def _stats(self, request: web.Request) -> dict[str, Any]:
         return {"gateway": self._gateway.stats(), "pool": await self._gateway.in_pool(Pool.stats)}
 
-    async def _nowhere(self, request: web.Request) -> dict[str, Any]:
+    async def _not_found(self, request: web.Request) -> dict[str, Any]:
         raise Refusal(404, f"there is nothing at {request.method} {request.path!r}: see docs/gateway.md")
 
 
 def _fields(body: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]], others: set[str]) -> dict[str, Any]:
-    """The known fields that ``body`` has, checked. Raises :class:`~clawgym.gateway.calls.Refusal` for any other."""
+    """Return the fields of ``body`` that are in ``kinds``, checked.
+
+    Raises :class:`~clawgym.gateway.calls.Refusal` for fields that are neither in ``kinds`` nor in ``others``.
+    """
     if extra := body.keys() - kinds.keys() - others:
         raise Refusal(
             400, f"'{min(extra)}' is unknown: use {', '.join(sorted(kinds.keys() | others))}", param=min(extra)

@@ -1,8 +1,8 @@
-"""One turn, from a checked request to a stored record.
+"""Run one turn, from a checked request to a stored record.
 
-Invariants: the ids that go upstream are the stored ids of the turn that is continued plus the ids of what is new, or a
-whole rendering where nothing is continued, never a mixture; a turn is in the pool before the agent hears that it has
-ended; whatever cannot be proved carries a flaw.
+Invariants: the prompt ids for the engine are the stored ids of the continued turn plus the ids of the new messages, or
+a rendering of the whole conversation if nothing is continued, never a mixture. A turn is stored in the pool before the
+agent gets its end. A turn that cannot be trained on exactly has a flaw.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, cast
 
 from clawgym.engines.protocol import Delta, GenerateRequest, Image, Sampling, TextEngine, TokenEngine, Tokens
 from clawgym.errors import BudgetExceeded, ClawGymError, ContextLengthExceeded, EngineError, EpisodeClosed
-from clawgym.gateway.calls import ChatCall, Heard, Message, Refusal, chat_body
+from clawgym.gateway.calls import ChatCall, Message, Refusal, ReplyBuilder, chat_body
 from clawgym.gateway.gate import Gate
 from clawgym.gateway.parsers import StopStrings
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.roles import role_of
 from clawgym.gateway.sessions import Session
-from clawgym.gateway.stitch import UNFINISHED, Key, Match, message_keys, tools_json, tools_key, with_our_ids
+from clawgym.gateway.stitch import UNFINISHED, Key, Match, message_keys, tools_json, tools_key, with_stored_ids
 from clawgym.pool import PoolWriter
 from clawgym.records import Role, Turn, Usage
 
@@ -37,7 +37,7 @@ _SETTINGS = tuple(f.name for f in fields(Sampling))
 
 @dataclass
 class Counts:
-    """What has happened since the gateway started."""
+    """Counts of turns since the gateway started."""
 
     turns: int = 0
     continued: int = 0
@@ -51,14 +51,14 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a call means to its session."""
+    """How a call is answered: the turn that it continues, and its prompt."""
 
     match: Match
     keys: list[Key]
     new: list[Message]
-    """Messages that the matched turn does not cover, tool results under our ids."""
+    """Messages after the matched turn; tool results have the stored ids of their calls."""
     context: tuple[int, ...]
-    """Ids of ``new``, and of the opening of the answer; the end of ``prompt``."""
+    """Ids of ``new`` and of the opening of the reply; the end of ``prompt``."""
     prompt: array[int]
     tools: str
     role: Role
@@ -66,7 +66,7 @@ class _Plan:
 
 @dataclass
 class _Progress:
-    """What has been sampled so far."""
+    """What the engine has sampled so far."""
 
     started: float
     queued: float = 0.0
@@ -93,7 +93,7 @@ class _Progress:
 
 
 class Core:
-    """Turns calls into answers and records, for every dialect."""
+    """Answers calls of all dialects and records the turns."""
 
     def __init__(
         self, engine: TokenEngine | TextEngine, writer: PoolWriter, gate: Gate, *, renderer: Renderer | None = None
@@ -110,16 +110,20 @@ class Core:
         return self.renderer is not None
 
     async def answer(self, session: Session, call: ChatCall) -> AsyncGenerator[Delta]:
-        """Stream the model's answer; the last item has the finish reason and the usage, and comes when the turn is
-        stored. Raises :class:`~clawgym.gateway.calls.Refusal` before the first item, and
-        :class:`~clawgym.errors.EngineError` at any time."""
+        """Stream the model's reply. The last delta has the finish reason and the usage, and comes after the turn is
+        stored.
+
+        Raises:
+            Refusal: before the first delta.
+            EngineError: at any time.
+        """
         started = time.monotonic()
         if session.most_turns is not None and session.turns + session.active >= session.most_turns:
-            spent = BudgetExceeded(
-                f"this session has had its {session.most_turns} model calls: end the work here", cause="steps"
+            exhausted = BudgetExceeded(
+                f"this session has used its {session.most_turns} model calls: end the work here", cause="steps"
             )
-            session.failure = session.failure or spent  # calls that failed until none was left are that failure's
-            raise spent
+            session.failure = session.failure or exhausted  # an earlier failure used up the calls
+            raise exhausted
         session.active += 1
         try:
             async with self.gate.turn():
@@ -134,14 +138,13 @@ class Core:
             session.active -= 1
 
     def prompt_tokens(self, session: Session, call: ChatCall) -> int:
-        """How many ids the prompt of ``call`` has. Raises :class:`~clawgym.gateway.calls.Refusal` without a
-        tokenizer."""
+        """Return the number of ids in the prompt of ``call``. Raises Refusal if the engine takes text."""
         if self.renderer is None:
-            raise Refusal(400, "this upstream takes text, so its tokens cannot be counted here: leave the count out")
+            raise Refusal(400, "the engine takes text, so tokens cannot be counted: do not request counts")
         return len(self._plan(session, call).prompt)
 
     def role(self, session: Session, call: ChatCall) -> Role:
-        """What ``call`` is for, if it came now."""
+        """Return what ``call`` is for (main agent, sub-agent, compaction, unknown)."""
         return self._plan(session, call).role
 
     def _plan(self, session: Session, call: ChatCall) -> _Plan:
@@ -151,7 +154,7 @@ class Core:
         match = session.tree.match(call.messages, keys, keyed, by_ids=self.exact)
         new = list(call.messages[match.used :])
         if match.node is not None:
-            new = with_our_ids(new, match.node.reply, call.messages[match.used - 1])
+            new = with_stored_ids(new, match.node.reply, call.messages[match.used - 1])
         role = role_of(session.tree, match, call.messages, keyed, call.role)
         context: tuple[int, ...] = ()
         prompt = array("i") if match.node is None else match.node.all_ids()
@@ -166,7 +169,7 @@ class Core:
     async def _by_ids(self, session: Session, call: ChatCall, started: float) -> AsyncGenerator[Delta]:
         engine, renderer = cast(TokenEngine, self.engine), self.renderer
         assert renderer is not None
-        schema = self._refuse_what_ids_cannot(call)
+        schema = self._check_supported(call)
         plan = self._plan(session, call)
         sampling = self._sampling(session, call, len(plan.prompt), engine.context_window)
         flaw = "greedy" if sampling.temperature == 0 else None
@@ -176,30 +179,30 @@ class Core:
         decoder = renderer.decoder()
         stops = StopStrings(sampling.stop)
         parser = renderer.parser(call.tools if plan.tools else (), plan.prompt)
-        images = [call.images[sha] for sha in _images(call.messages)]  # all that the prompt shows, old ones too
+        images = [call.images[sha] for sha in _images(call.messages)]  # of the whole prompt
         held: list[Delta] = []
         stream = engine.generate(
             GenerateRequest(plan.prompt.tolist(), sampling, renderer.stop_ids, session.id, session.adapter, images)
         )
-        async with _Recorded(self, session, call, plan, progress, sampling, lambda: parser.message) as record:
+        async with _TurnRecord(self, session, call, plan, progress, sampling, lambda: parser.message) as record:
             async with _closing(stream):
                 async for tokens in stream:
-                    # Where it stops matters to the token.
-                    singly = len(tokens.ids) > 1 and (sampling.stop or not call.parallel_tool_calls)
-                    for piece in _singly(tokens) if singly else (tokens,):
+                    # The turn must end at exactly the token that completes a stop string or a call.
+                    one_by_one = len(tokens.ids) > 1 and (sampling.stop or not call.parallel_tool_calls)
+                    for piece in _one_by_one(tokens) if one_by_one else (tokens,):
                         progress.take(piece)
                         text, stopped = stops.push(decoder.push(piece.ids))
                         held = parser.push(text)
                         if stopped or (parser.calls and not call.parallel_tool_calls):
                             progress.finish = "stop"
                         if progress.finish is not None:
-                            break  # what is held goes out with the end
+                            break  # the held deltas go out below
                         for delta in held:
                             yield delta
                     if progress.finish is not None:
                         break
             if progress.finish is None:
-                raise EngineError(f"{engine.name} ended a stream without saying why: look at its log", retryable=True)
+                raise EngineError(f"{engine.name} ended a stream without a finish reason: see its log", retryable=True)
             text, stopped = stops.push(decoder.finish())
             held += parser.push(text if stopped else text + stops.finish())
             held += parser.finish()
@@ -208,7 +211,7 @@ class Core:
             reason = "tool_calls" if parser.calls and progress.finish == "stop" else progress.finish
             await record.done(reason, parser.malformed)
             usage = Usage(len(plan.prompt), len(progress.sampled), progress.cached)
-            session.spent(usage, plan.role)
+            session.record_usage(usage, plan.role)
             yield replace(held[-1] if held else Delta(), finish_reason=reason, usage=usage, stop=stops.met)
 
     async def _by_text(self, session: Session, call: ChatCall, started: float) -> AsyncGenerator[Delta]:
@@ -216,10 +219,10 @@ class Core:
         plan = self._plan(session, call)
         sampling = _merge(session.sampling, call.sampling)
         progress = _Progress(started, queued=time.monotonic() - started, flaw="text-only")
-        heard = Heard()
+        reply = ReplyBuilder()
         usage: Usage | None = None
         reason: str | None = None
-        async with _Recorded(self, session, call, plan, progress, sampling, lambda: heard.message) as record:
+        async with _TurnRecord(self, session, call, plan, progress, sampling, lambda: reply.message) as record:
             stream = engine.stream(chat_body(replace(call, sampling=sampling)), session=session.id)
             async with _closing(stream):
                 async for delta in stream:
@@ -227,39 +230,43 @@ class Core:
                         progress.first_token = time.monotonic() - started
                     usage = delta.usage or usage
                     reason = delta.finish_reason or reason
-                    heard.take(delta)
+                    reply.take(delta)
                     if delta.text or delta.reasoning or delta.calls:
                         yield replace(delta, finish_reason=None, usage=None)
             await record.done(reason or "stop", 0)
-            session.spent(usage or Usage(), plan.role)
+            session.record_usage(usage or Usage(), plan.role)
             yield Delta(finish_reason=reason or "stop", usage=usage or Usage())
 
-    def _refuse_what_ids_cannot(self, call: ChatCall) -> Mapping[str, Any] | None:
-        """The JSON schema that the answer must fit, if any. Raises :class:`Refusal` for what would be ignored."""
+    def _check_supported(self, call: ChatCall) -> Mapping[str, Any] | None:
+        """Return the JSON schema that the reply must match, if any. Raises :class:`Refusal` for unsupported fields."""
         if call.tool_choice not in ("auto", "none"):
             raise _unsupported("tool_choice", f"{call.tool_choice!r} would force tokens: use 'auto' or 'none'")
         for name in ("logit_bias", "presence_penalty", "frequency_penalty"):
             if call.extra.get(name):
-                raise _unsupported(name, "would change the distribution that training learns from: leave it out")
+                raise _unsupported(name, "would change the sampled distribution, which is trained on: leave it out")
         wanted = call.response_format or {"type": "text"}
         if wanted.get("type") == "text":
             return None
         if not getattr(self.engine, "constrains", False):
-            raise _unsupported("response_format", f"needs what engine {self.engine.name} cannot do: ask in the prompt")
+            raise _unsupported(
+                "response_format", f"is not supported by engine {self.engine.name}: ask for the format in the prompt"
+            )
         given = wanted.get("json_schema") if wanted.get("type") == "json_schema" else {"schema": {}}
         schema = given.get("schema") if isinstance(given, Mapping) else None
         if not isinstance(schema, dict) or wanted.get("type") not in ("json_schema", "json_object"):
             raise Refusal(
-                400, "'response_format' is text, json_object, or json_schema with a schema", param="response_format"
+                400,
+                "'response_format' must be text, json_object, or json_schema with a schema: correct it",
+                param="response_format",
             )
         return schema
 
     def _sampling(self, session: Session, call: ChatCall, prompt: int, window: int) -> Sampling:
-        """How to sample, with a ``max_tokens`` that fits the window. Raises ContextLengthExceeded."""
+        """Return the sampling parameters, with ``max_tokens`` limited to the window. Raises ContextLengthExceeded."""
         room = window - prompt
         if room < 1:
             raise ContextLengthExceeded(
-                # The words by which agents know that they must shorten the conversation.
+                # Agents recognise these words and shorten the conversation.
                 f"this model's maximum context length is {window} tokens, but the messages resulted in {prompt} "
                 "tokens: reduce the length of the messages"
             )
@@ -279,7 +286,7 @@ class Core:
         reason: str,
         malformed: int,
     ) -> None:
-        """Make the turn durable, then let the next one continue it."""
+        """Store the turn in the pool, then add it to the session so that others can continue it."""
         node = plan.match.node
         turn = Turn(
             context_ids=plan.context,
@@ -290,7 +297,7 @@ class Core:
             parent=None if node is None else node.index,
             finish_reason=reason,
             flaw=progress.flaw,
-            sampling=_said(sampling),
+            sampling=_set_fields(sampling),
             images=_images(plan.new),
             seconds={
                 "queued": progress.queued,
@@ -304,13 +311,13 @@ class Core:
             id=call.id,
         )
         images = [call.images[sha] for sha in turn.images]
-        if plan.tools and node is None:  # what continues it has the same tools
+        if plan.tools and node is None:  # turns that continue it have the same tools
             images.append(Image(plan.tools, tools_json(call.tools), "application/json"))
         async with session.lock:
             index = session.turns
             try:
                 await self._writer.append(session.id, index, turn, images)
-            except EpisodeClosed:  # by somebody else who has the pool open: `clawgym pool close`
+            except EpisodeClosed:  # by another process, such as `clawgym pool close`
                 session.closed = True
                 raise Refusal(403, "this session is closed: open another one", code="session_closed") from None
             session.turns = index + 1
@@ -331,8 +338,8 @@ class Core:
             counts.rewrites[rewrite] = counts.rewrites.get(rewrite, 0) + 1
 
 
-class _Recorded:
-    """A turn under way: whatever ends it leaves a record."""
+class _TurnRecord:
+    """Records a running turn, also if an error or a cancellation ends it."""
 
     def __init__(
         self,
@@ -349,12 +356,12 @@ class _Recorded:
         self._reply = reply
         self._done = False
 
-    async def __aenter__(self) -> _Recorded:
+    async def __aenter__(self) -> _TurnRecord:
         return self
 
     async def done(self, reason: str, malformed: int) -> None:
         """Store the finished turn."""
-        # Shielded: an agent that leaves in this moment does not take back what it was told.
+        # Shielded: the agent may disconnect now, but it has already got the reply.
         await asyncio.shield(self._store(self._reply(), reason, malformed))
         self._done = True
 
@@ -374,12 +381,12 @@ def _unsupported(field: str, why: str) -> Refusal:
 
 
 def _merge(session: Sampling, asked: Sampling) -> Sampling:
-    """The session's settings, and what it leaves open as it was asked."""
-    return replace(asked, **_said(session))
+    """Return the settings of the session, completed with those of the request."""
+    return replace(asked, **_set_fields(session))
 
 
-def _said(sampling: Sampling) -> dict[str, Any]:
-    """The settings that say something."""
+def _set_fields(sampling: Sampling) -> dict[str, Any]:
+    """Return the settings that are not empty."""
     return {name: value for name in _SETTINGS if (value := getattr(sampling, name)) not in (None, ())}
 
 
@@ -388,7 +395,7 @@ def _images(messages: Sequence[Message]) -> tuple[str, ...]:
     return tuple(part["sha256"] for part in parts if part["type"] == "image")
 
 
-def _singly(tokens: Tokens) -> list[Tokens]:
+def _one_by_one(tokens: Tokens) -> list[Tokens]:
     last = len(tokens.ids) - 1
     return [
         replace(

@@ -1,7 +1,7 @@
-"""Sampled ids to text, as they come.
+"""Decode sampled ids to text while they are streamed.
 
-Invariant: the pieces that :meth:`Decoder.push` and :meth:`Decoder.finish` return, joined, are what the tokenizer makes
-of all visible ids at once; a piece never has to be taken back.
+Invariant: the texts returned by :meth:`Decoder.push` and :meth:`Decoder.finish`, joined, equal the decoding of all
+visible ids at once. Returned text never changes later.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Alphabet", "Decoder"]
 
-_UNSURE = "\N{REPLACEMENT CHARACTER}"
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST = 3
-"""Bytes of an unfinished UTF-8 sequence, and so the most ids that one can be spread over."""
+"""Most bytes of an incomplete UTF-8 sequence, and so the most ids that it can consist of."""
 
 
 @dataclass(frozen=True)
 class Alphabet:
-    """What decoding needs to know of a tokenizer; one for all decoders."""
+    """Properties of a tokenizer that decoders need; shared by all decoders."""
 
     tokenizer: Tokenizer
     hidden: frozenset[int] = frozenset()
-    """Ids that are not text (turn ends and other special tokens)."""
+    """Ids that are not text: ends of turns and other special tokens."""
     size: int = field(init=False)
-    """Ids from here on are in the model (padded to a round number) but not in the tokenizer: no text either."""
+    """Ids from here on exist in the model, whose vocabulary is padded, but not in the tokenizer. They are not text."""
     bytes_ids: frozenset[int] = field(init=False)
-    """Ids of single bytes, where the tokenizer falls back to bytes: a run of them is decoded as one."""
+    """Ids of single bytes, if the tokenizer has byte fallback. A run of them is decoded together."""
     anchor: tuple[int, ...] = field(init=False)
-    """Ids of a plain letter. Decoded in front of others, it keeps decoders from taking them for a beginning."""
+    """Ids of a plain letter. It is put in front of ids whose decoding differs at the beginning of a text."""
     anchor_length: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,32 +51,34 @@ class Alphabet:
         object.__setattr__(self, "anchor_length", len(self.text(anchor)))
 
     def text(self, ids: Iterable[int]) -> str:
-        """All visible ``ids`` at once."""
+        """Decode all visible ``ids`` at once."""
         return self.tokenizer.decode(self.visible(ids), skip_special_tokens=False)
 
     def visible(self, ids: Iterable[int]) -> list[int]:
-        """Those of ``ids`` that are text."""
+        """Return those of ``ids`` that are text."""
         return [i for i in ids if i not in self.hidden and i < self.size]
 
 
 class Decoder:
-    """The text of one reply. Holds back what the next id may still change: an unfinished character, or a run of
-    single-byte ids."""
+    """Decodes one reply.
+
+    It holds back text that the next id may still change: an incomplete character, or a run of single-byte ids.
+    """
 
     def __init__(self, alphabet: Alphabet) -> None:
         self._alphabet = alphabet
         self._pending: list[int] = []
-        self._told = 0
+        self._returned = 0
         """Characters of the pending ids that were returned already."""
-        self._begun = False
+        self._started = False
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that ``ids`` add."""
+        """Add ``ids`` and return the new text."""
         self._pending += self._alphabet.visible(ids)
         return self._take(final=False) if self._pending else ""
 
     def finish(self) -> str:
-        """What is still held back."""
+        """Return the text that is still held back."""
         return self._take(final=True) if self._pending else ""
 
     def _take(self, *, final: bool) -> str:
@@ -88,25 +90,25 @@ class Decoder:
             if not settled:
                 return ""
         text = self._decoded(ids[:settled])
-        if not final and text.endswith(_UNSURE) and not self._alphabet.bytes_ids:
-            new = text[self._told : -1]
-            self._told = len(text) - 1
-            self._begun = self._begun or self._told > 0
-            if len(ids) > 2 * _LONGEST and self._begun:  # noise, or a window that would grow for ever
+        if not final and text.endswith(_REPLACEMENT) and not self._alphabet.bytes_ids:
+            new = text[self._returned : -1]
+            self._returned = len(text) - 1
+            self._started = self._started or self._returned > 0
+            if len(ids) > 2 * _LONGEST and self._started:  # noise: keep the window small
                 self._pending = ids[-_LONGEST:]
-                self._told = len(self._decoded(self._pending)) - 1
+                self._returned = len(self._decoded(self._pending)) - 1
             return new
         if not text and not final:
             return ""
-        new = text[self._told :]
+        new = text[self._returned :]
         self._pending = ids[settled:]
-        self._told = 0
-        self._begun = True
+        self._returned = 0
+        self._started = True
         return new
 
     def _decoded(self, ids: list[int]) -> str:
         alphabet = self._alphabet
-        if not self._begun or not ids:
+        if not self._started or not ids:
             return alphabet.tokenizer.decode(ids, skip_special_tokens=False)
         whole = alphabet.tokenizer.decode([*alphabet.anchor, *ids], skip_special_tokens=False)
         return whole[alphabet.anchor_length :]

@@ -1,8 +1,8 @@
-"""When may a turn start? Room for it, and no change of weights in the middle.
+"""Limit how many turns run at the same time, and hold turns while the weights change.
 
-Invariants: never more than ``streams`` turns run, never more than ``waiting`` wait (the next is told to come back:
-memory does not grow with load), and they start in the order they came; while weights change no turn runs, those that
-ran have ended on the old ones, and those that came meanwhile wait.
+Invariants: at most ``streams`` turns run and at most ``waiting`` wait. Further ones are refused with 429, so memory
+does not grow with load. Turns start in the order of arrival. No turn runs while the weights change: running turns
+first end on the old weights, and new ones wait for the new weights.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ COME_BACK_SECONDS = 1.0
 
 
 class Gate:
-    """Of one event loop."""
+    """Admits turns on one event loop.
+
+    Args:
+        streams: most turns that run at the same time.
+        waiting: most turns that wait.
+    """
 
     def __init__(self, *, streams: int, waiting: int) -> None:
         self.streams = streams
         self.waiting = waiting
         self.running = 0
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._queue: deque[asyncio.Future[None]] = deque()
         self._held = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -34,13 +39,13 @@ class Gate:
 
     @property
     def queued(self) -> int:
-        """How many wait."""
-        return len(self._line)
+        """Number of turns that wait."""
+        return len(self._queue)
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for room. Raises :class:`~clawgym.gateway.calls.Refusal` (429) where too many wait already."""
-        if self._held or self._line or self.running >= self.streams:
+        """Wait until the turn may run. Raises :class:`~clawgym.gateway.calls.Refusal` (429) if too many wait."""
+        if self._held or self._queue or self.running >= self.streams:
             await self._wait()
         else:
             self._start()
@@ -51,7 +56,7 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
-        """Let no turn start, wait for those that run, then let the caller change the weights."""
+        """Hold new turns and wait for the running ones; the caller changes the weights inside."""
         async with self._updating:
             self._held = True
             try:
@@ -72,28 +77,28 @@ class Gate:
         self._admit()
 
     def _admit(self) -> None:
-        while self._line and not self._held and self.running < self.streams:
-            place = self._line.popleft()
-            if not place.done():
+        while self._queue and not self._held and self.running < self.streams:
+            slot = self._queue.popleft()
+            if not slot.done():
                 self._start()
-                place.set_result(None)
+                slot.set_result(None)
 
     async def _wait(self) -> None:
-        if len(self._line) >= self.waiting:
+        if len(self._queue) >= self.waiting:
             raise Refusal(
                 429,
-                f"{self.running} requests are running and {len(self._line)} are waiting: come back in a second",
+                f"{self.running} requests are running and {len(self._queue)} are waiting: try again in a second",
                 code="rate_limit_exceeded",
                 retry_after=COME_BACK_SECONDS,
             )
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(place)
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(slot)
         try:
-            await place
+            await slot
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self._end()  # admitted in the moment it left
+            if slot.done() and not slot.cancelled():
+                self._end()  # it was admitted at the same moment
             else:
                 with contextlib.suppress(ValueError):
-                    self._line.remove(place)
+                    self._queue.remove(slot)
             raise

@@ -1,13 +1,16 @@
-"""The text of a reply to reasoning, content and tool calls, as it comes.
+"""Parse the streamed text of a reply into reasoning, content and tool calls.
 
-Invariants: the message does not depend on how the text was cut into pieces; text and reasoning are passed on at once,
-but for what may be the beginning of a marker and for spaces that a marker may follow; a call is passed on when it has
-closed and is valid, never before, because agents repair and execute halves; a call that is malformed or unfinished is
-text, exactly as it was sampled, and is counted.
+Invariants:
 
-Spaces next to a marker belong to the marker: reasoning and content come without them, and the content of a reply that
-only calls is ``None``. Between two texts with a call in the middle they stay. ``<think>`` opens reasoning only as the
-first thing of a reply; markers inside reasoning are reasoning.
+- The message does not depend on how the text was split.
+- Text and reasoning are passed on at once, except what may be the beginning of a marker, and spaces that a marker may
+  follow.
+- A call is passed on only when it is complete and valid, because agents repair and run incomplete calls.
+- A malformed or incomplete call stays text, exactly as sampled, and is counted.
+
+Spaces next to a marker belong to the marker: reasoning and content do not include them, and the content of a reply with
+only calls is ``None``. Spaces between two texts with a call in between are kept. ``<think>`` opens reasoning only at
+the start of a reply. Markers inside reasoning are part of the reasoning.
 """
 
 from __future__ import annotations
@@ -24,15 +27,21 @@ __all__ = ["ReplyParser", "StopStrings"]
 
 _THINK, _END_THINK = "<think>", "</think>"
 _CHUNK = 4096
-"""Characters that are looked at together: what is read again must not be copied whole each time."""
-_FRAGMENT = 16384
-"""Characters of arguments in one delta."""
+"""Characters that are parsed at a time, so that text which is read again is not copied as a whole."""
+_ARGUMENTS_CHUNK = 16384
+"""Most characters of arguments in one delta."""
 _MALFORMED = (ValueError, LookupError, TypeError, RecursionError)
-"""What a parser raises for what is no call."""
+"""What a parser raises for a malformed call."""
 
 
 class ReplyParser:
-    """Reads one reply. Without ``tools`` or ``call_parser``, calls are text."""
+    """Parses one reply.
+
+    Args:
+        call_parser: the parser of the model's tool calls; with None, calls are text.
+        tools: the tools of the request; without tools, calls are text.
+        reasoning: whether the prompt has opened the reasoning, so that the reply begins inside it.
+    """
 
     def __init__(
         self, call_parser: CallParser | None, tools: Sequence[Mapping[str, Any]] = (), *, reasoning: bool = False
@@ -42,36 +51,36 @@ class ReplyParser:
         self._tools = tools
         self._state = self._in_reasoning if reasoning else self._at_start
         self._work: deque[str] = deque()
-        """Text that was not looked at yet."""
+        """Text that is not parsed yet."""
         self._carry = ""
-        """Text that cannot be decided yet."""
+        """Text that cannot be classified yet."""
         self._space: list[str] = []
-        """Spaces that wait for what follows them."""
+        """Spaces that are held until the next text or marker."""
         self._at_marker = reasoning
-        """Whether a marker came since the last text."""
+        """Whether there was a marker since the last text."""
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._raw: list[str] = []
         self._out: list[Delta] = []
         self.malformed = 0
-        """Calls that were malformed or unfinished."""
+        """Number of malformed or incomplete calls."""
 
     def push(self, text: str) -> list[Delta]:
-        """What ``text`` adds to the message."""
+        """Parse ``text`` and return what it adds to the message."""
         self._work.extend(text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK))
         return self._run()
 
     def finish(self) -> list[Delta]:
-        """What was held back: the reply ends here, for whatever reason."""
+        """End the reply and return what was held back."""
         while self._state == self._in_call:
-            self._give_up("")  # only here is it certain that the call does not close
+            self._reject_call("")  # the call is incomplete
             self._out = self._run()
         rest, self._carry = self._carry, ""
         if self._state == self._in_reasoning:
-            self._think(rest)
+            self._add_reasoning(rest)
         else:
-            self._say(rest)
+            self._add_text(rest)
         if not self._at_marker:
             self._emit_text("".join(self._space))
         out, self._out = self._out, []
@@ -87,17 +96,17 @@ class ReplyParser:
 
     @property
     def content(self) -> str | None:
-        """The text, without reasoning and calls."""
+        """The text without reasoning and calls, or None."""
         return "".join(self._text) or None
 
     @property
     def reasoning(self) -> str | None:
+        """The reasoning, or None."""
         return "".join(self._thoughts) or None
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """Complete calls, as in a chat message: ``id``, ``type``, and ``function`` with ``name`` and ``arguments``
-        (JSON text)."""
+        """The complete calls in chat form: ``id``, ``type``, ``function`` (``name``, ``arguments`` as JSON text)."""
         return self._calls
 
     @property
@@ -110,7 +119,7 @@ class ReplyParser:
             message["tool_calls"] = list(self._calls)
         return message
 
-    # Each state takes some text and returns the rest; what it cannot decide yet goes to the carry.
+    # Each state parses some text and returns the rest. Text that it cannot classify yet goes to ``_carry``.
 
     def _at_start(self, text: str) -> str:
         body = text.lstrip()
@@ -128,11 +137,11 @@ class ReplyParser:
     def _in_reasoning(self, text: str) -> str:
         end = text.find(_END_THINK)
         if end < 0:
-            whole = len(text) - _begun(text, _END_THINK)
-            self._think(text[:whole])
+            whole = len(text) - _partial_marker(text, _END_THINK)
+            self._add_reasoning(text[:whole])
             self._carry = text[whole:]
             return ""
-        self._think(text[:end])
+        self._add_reasoning(text[:end])
         self._space.clear()
         self._mark()
         self._state = self._in_text
@@ -140,15 +149,15 @@ class ReplyParser:
 
     def _in_text(self, text: str) -> str:
         if self._call_parser is None:
-            self._say(text)
+            self._add_text(text)
             return ""
         start = text.find(self._open)
         if start < 0:
-            whole = len(text) - _begun(text, self._open)
-            self._say(text[:whole])
+            whole = len(text) - _partial_marker(text, self._open)
+            self._add_text(text[:whole])
             self._carry = text[whole:]
             return ""
-        self._say(text[:start])
+        self._add_text(text[:start])
         self._raw = [self._open]
         self._scanner = self._call_parser.scanner()
         self._state = self._in_call
@@ -158,7 +167,7 @@ class ReplyParser:
         try:
             end = self._scanner.feed(text)
         except _MALFORMED:
-            return self._give_up(text)
+            return self._reject_call(text)
         self._raw.append(text[:end])
         if end is None:
             return ""
@@ -167,26 +176,26 @@ class ReplyParser:
             body = "".join(self._raw)[len(self._open) : -len(self._close)]
             name, arguments = self._call_parser.read(body, self._tools)
         except _MALFORMED:
-            return self._give_up(text[end:])
+            return self._reject_call(text[end:])
         self._state = self._in_text
         self._mark()
-        self._call(name, arguments)
+        self._add_call(name, arguments)
         return text[end:]
 
     def _in_broken(self, text: str) -> str:
-        """The rest of a malformed call whose end has not come yet."""
+        """The rest of a malformed call, up to its end marker."""
         end = text.find(self._close)
         if end < 0:
-            whole = len(text) - _begun(text, self._close)
-            self._say(text[:whole])
+            whole = len(text) - _partial_marker(text, self._close)
+            self._add_text(text[:whole])
             self._carry = text[whole:]
             return ""
-        self._say(text[: end + len(self._close)])
+        self._add_text(text[: end + len(self._close)])
         self._state = self._in_text
         return text[end + len(self._close) :]
 
-    def _give_up(self, rest: str) -> str:
-        """Read the call again as text; ``rest`` follows it."""
+    def _reject_call(self, rest: str) -> str:
+        """Parse the call again as text; ``rest`` follows it."""
         self.malformed += 1
         self._work.extendleft(reversed((*self._raw, rest)))
         self._state = self._in_broken
@@ -197,7 +206,7 @@ class ReplyParser:
         if not self._text:
             self._space.clear()
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         body = text.strip()
         if not body:
             self._space.append(text)
@@ -213,7 +222,7 @@ class ReplyParser:
             self._text.append(text)
             self._out.append(Delta(text=text))
 
-    def _think(self, text: str) -> None:
+    def _add_reasoning(self, text: str) -> None:
         body = text.strip()
         if not body:
             self._space.append(text)
@@ -224,18 +233,18 @@ class ReplyParser:
         self._thoughts.append(said)
         self._out.append(Delta(reasoning=said))
 
-    def _call(self, name: str, arguments: str) -> None:
-        # Letters and digits only: some agents strip the rest, and results would no longer match.
+    def _add_call(self, name: str, arguments: str) -> None:
+        # Only letters and digits: some agents strip other characters, and results would not match.
         call_id = f"call{secrets.token_hex(12)}"
         index = len(self._calls)
         self._calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
         self._out.append(Delta(calls=(CallDelta(index, call_id, name),)))
-        for at in range(0, len(arguments), _FRAGMENT):
-            self._out.append(Delta(calls=(CallDelta(index, arguments=arguments[at : at + _FRAGMENT]),)))
+        for at in range(0, len(arguments), _ARGUMENTS_CHUNK):
+            self._out.append(Delta(calls=(CallDelta(index, arguments=arguments[at : at + _ARGUMENTS_CHUNK]),)))
 
 
-def _begun(text: str, marker: str) -> int:
-    """How many characters at the end of ``text`` may be the beginning of ``marker``."""
+def _partial_marker(text: str, marker: str) -> int:
+    """Return how many characters at the end of ``text`` may be the beginning of ``marker``."""
     at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
     while at >= 0 and not marker.startswith(text[at:]):
         at = text.find(marker[0], at + 1)
@@ -243,17 +252,17 @@ def _begun(text: str, marker: str) -> int:
 
 
 class StopStrings:
-    """Cuts a text before the stop string that is complete first; holds back what may be the beginning of one."""
+    """Cuts streamed text before the first complete stop string; holds back what may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [(stop, _borders(stop)) for stop in dict.fromkeys(stops) if stop]
         self._matched = [0] * len(self._stops)
         self._held = ""
         self.met: str | None = None
-        """The stop string that was met."""
+        """The stop string that was found, or None."""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is certain, and whether a stop string was met; nothing comes after it."""
+        """Return the text that is certain, and whether a stop string was found; all later text is dropped."""
         if self.met is not None:
             return "", True
         if not self._stops:
@@ -281,13 +290,13 @@ class StopStrings:
         return text[:sure], False
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
 
 def _borders(text: str) -> list[int]:
-    """For each prefix, the length of the longest proper prefix that also ends it (Knuth, Morris and Pratt, 1977)."""
+    """Return for each prefix the length of its longest border (Knuth, Morris and Pratt, 1977)."""
     borders = [0] * len(text)
     for end in range(1, len(text)):
         matched = borders[end - 1]

@@ -1,8 +1,8 @@
-"""Conversations to token ids, and sampled ids back to messages.
+"""Render conversations to token ids, and parse sampled ids to messages.
 
-Invariants: a text from outside never becomes a token that structures a conversation; what :meth:`Renderer.increment`
-appends depends on the new messages and on how the turn before ended, never on the history, so a stored history is
-never rendered again.
+Invariants: special tokens in untrusted text are encoded as plain text. The ids of :meth:`Renderer.increment` depend
+only on the new messages and the end of the previous turn, not on the history, so a stored history is never rendered
+again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from clawgym.registry import parsers
 
 __all__ = ["Renderer"]
 
-_SEEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""Tokens that are text to a reply's parser, even where a tokenizer hides them."""
+_MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+"""Tokens that the parser of replies reads as text, even if the tokenizer treats them as special."""
 _LONG = 2000
-"""Characters of a message whose ids are remembered: many sessions share a system prompt."""
-_ASKED: Message = {"role": "user", "content": "x"}
+"""Fewest characters of a message whose ids are cached: many sessions share a system prompt."""
+_QUESTION: Message = {"role": "user", "content": "x"}
 _TOOL: Message = {"role": "tool", "tool_call_id": "call0", "content": "x"}
 
 
@@ -47,11 +47,19 @@ class Renderer:
         call_parser: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Load the folder (or hub name) ``tokenizer``. ``call_parser`` is a name of ``clawgym list parsers``; where it
-        is None, the template shows which parser reads its calls.
+        """Load a tokenizer and its chat template.
 
-        Raises :class:`~clawgym.errors.GatewayError` if it cannot be used, and
-        :class:`~clawgym.errors.MissingDependency` without transformers."""
+        Args:
+            tokenizer: a model folder, or a name on the hub.
+            chat_template: replaces the template of the tokenizer.
+            call_parser: a name of ``clawgym list parsers``; by default the first parser that reads the calls which the
+                template writes.
+            template_kwargs: variables of the template.
+
+        Raises:
+            GatewayError: the tokenizer or the template cannot be used.
+            MissingDependency: transformers is not installed.
+        """
         self.tokenizer = str(tokenizer)
         folder, loaded = _load(tokenizer)
         source = chat_template or _template_of(loaded, self.tokenizer)
@@ -60,9 +68,9 @@ class Renderer:
         self._backend.no_padding()
         self.template = Template(source, {**loaded.special_tokens_map, **(template_kwargs or {})})
         self.call_parser = call_parser or parser_of_calls(self.template)
-        """The name of the parser of tool calls; None where no known parser reads the calls of the template."""
+        """The name of the tool-call parser, or None if no known parser reads the calls of the template."""
         self._calls: CallParser | None = parsers.make(self.call_parser) if self.call_parser else None
-        seen = {*_SEEN, self._calls.open, self._calls.close} if self._calls else {*_SEEN}
+        seen = {*_MARKERS, self._calls.open, self._calls.close} if self._calls else {*_MARKERS}
         added = {i: token for i, token in self._backend.get_added_tokens_decoder().items() if token.content.strip()}
         named = {t.content for t in added.values() if t.content in source and not t.content.isalnum()}
         structure = named | {t.content for t in added.values() if t.special or t.content in seen}
@@ -78,26 +86,28 @@ class Renderer:
         if self._end is not None:
             stop.add(self._texts[self._end])
         self.stop_ids = frozenset(stop)
-        """Ids that end a reply: those of the generation config, and the one that the template ends a turn with."""
+        """Ids that end a reply: those of the generation config, and the one with which the template ends a turn."""
         if not self.stop_ids:
-            raise GatewayError(f"{self.tokenizer}: nothing says which token ends a reply: add eos_token_id to it")
+            raise GatewayError(f"{self.tokenizer}: no token ends a reply: add eos_token_id to generation_config.json")
         ends = {text: i for text, i in self._texts.items() if i in stop}
         self._first_end = re.compile("|".join(map(re.escape, ends)))
         self._ends_here = frozenset(i for text, i in ends.items() if text in source or text == self._end)
-        """Ends that the template writes itself: after one of these it writes no other."""
+        """End tokens that the template writes itself; after a sampled one, no other end is added."""
         self._alphabet = Alphabet(self._backend, frozenset(hidden | stop))
         self._cuts = self._can_cut()
-        self._remembered = lru_cache(maxsize=64)(self._encoded)
-        self._sees_images = sees_images(self.template)
+        self._cached = lru_cache(maxsize=64)(self._encoded)
+        self._takes_images = sees_images(self.template)
         self._needs_calls = self._tail_needs_calls()
         self._shows_results = self._tail_shows_results()
         self._needs_tools = self._tail_needs_tools()
 
-    # To ids
+    # Messages to ids
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        """The ids of a whole conversation and the opening of the reply. Raises
-        :class:`~clawgym.gateway.calls.Refusal` where the template refuses it."""
+        """Return the ids of a whole conversation and of the opening of the reply.
+
+        Raises :class:`~clawgym.gateway.calls.Refusal` if the template refuses the conversation.
+        """
         text = self.template(self._converted(messages), self._guard.value(tools))
         return tuple(self._encode(text))
 
@@ -107,28 +117,32 @@ class Renderer:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
-        """The ids after a reply of which ``sampled_ids`` are stored: what the template puts after a reply (without
-        its end, where that was sampled), ``messages``, and the opening of the next reply. Raises as :meth:`prompt`
-        does."""
+        """Return the ids that follow a reply: its end (unless it was sampled), ``messages``, the opening of the next
+        reply.
+
+        ``sampled_ids`` are the stored ids of the reply. Raises as :meth:`prompt` does.
+        """
         after = self._after(messages, self._guard.value(tools) if self._needs_tools else ())
         end = self._first_end.search(after)
         if end and len(sampled_ids) and self._stands_for(sampled_ids[-1], end.group()):
-            # The end is put in front and taken off again: some tokenizers treat the beginning of a text differently.
+            # Encode with the end in front and remove it: some tokenizers encode the start of a text differently.
             return tuple(self._encode(after[end.start() :])[1:])
         return tuple(self._encode(after))
 
     def reply(
         self, messages: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...]:
-        """The ids of ``reply`` to ``messages``, its end included: what a model would have sampled that said this. For
-        learning from texts; ids that were sampled are in the pool. Raises as :meth:`prompt` does."""
+        """Return the ids of ``reply`` to ``messages``, including its end, as a model would have sampled them.
+
+        For supervised training on texts; sampled ids are in the pool. Raises as :meth:`prompt` does.
+        """
         history, guarded = self._converted(messages), self._guard.value(tools)
         before = self.template(history, guarded)
         after = self.template([*history, *self._converted([reply])], guarded, generation=False)
         if not after.startswith(before):
             raise Refusal(
                 400,
-                "the chat template writes this reply otherwise than it opens one: use another template",
+                "the chat template renders this reply differently after its own opening: use another template",
                 param="messages",
             )
         text = after[len(before) :]
@@ -136,15 +150,15 @@ class Renderer:
         return tuple(self._encode(text[: end.end()] if end else text))
 
     def _stands_for(self, sampled: int, end: str) -> bool:
-        """Whether a reply that ended with ``sampled`` needs no ``end`` any more."""
+        """Whether a reply that ended with the id ``sampled`` needs no further ``end``."""
         return sampled == self._texts[end] or (end == self._end and sampled in self._ends_here)
 
     def _after(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        """What the template puts after the text of a reply that ``messages`` follow."""
+        """Return what the template renders after the text of a reply that is followed by ``messages``."""
         if not self._shows_results and any(message["role"] == "tool" for message in messages):
             raise Refusal(
                 400,
-                "this model's chat template shows no results of tools after a reply: use another template",
+                "this model's chat template does not render tool results after a reply: use another template",
                 param="messages",
             )
         called = 0
@@ -155,13 +169,13 @@ class Renderer:
         return after[end.start() :] if end else after
 
     def _after_stand_in(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], called: int) -> str:
-        """What comes after a made-up reply with the first ``called`` of ``messages`` as results of its calls."""
+        """Return what is rendered after a stand-in reply with calls for the first ``called`` of ``messages``."""
         stand_in: Message = {"role": "assistant", "content": self._sentinel}
         if called:
             function = {"name": self._stand_in_name, "arguments": {"x": self._sentinel}}
             calls = [{"id": m["tool_call_id"], "type": "function", "function": function} for m in messages[:called]]
             stand_in["tool_calls"] = calls
-        text = self.template([_ASKED, stand_in, *self._converted(messages)], tools)
+        text = self.template([_QUESTION, stand_in, *self._converted(messages)], tools)
         _, found, after = text.rpartition(self._sentinel)
         if not found:
             raise GatewayError("the chat template drops replies, so no turn can continue another: use another template")
@@ -171,11 +185,11 @@ class Renderer:
         converted: list[dict[str, Any]] = []
         for n, message in enumerate(messages):
             plain = for_template(message)
-            # What a model said may hold its own markers; what others said may hold none.
+            # Replies may contain the model's own markers; other texts may not contain any special token.
             guard = self._guard_replies if plain["role"] == "assistant" else self._guard
-            if isinstance(plain["content"], list) and not self._sees_images:
+            if isinstance(plain["content"], list) and not self._takes_images:
                 at = f"messages[{n}]"
-                raise Refusal(400, f"'{at}' holds an image, and this model takes none: leave it out", param=at)
+                raise Refusal(400, f"'{at}' contains an image, and this model takes none: leave it out", param=at)
             plain["content"] = guard.value(plain["content"])
             if "reasoning_content" in plain:
                 plain["reasoning_content"] = guard.text(plain["reasoning_content"])
@@ -183,14 +197,14 @@ class Renderer:
                 for name in ("tool_calls", "tool_call_id"):
                     if name in plain:
                         plain[name] = self._guard.value(plain[name])
-            except RecursionError:  # arguments are text in a request, which may hold what a request may not
+            except RecursionError:  # arguments are text, so the depth of the request's JSON does not bound them
                 at = f"messages[{n}]"
                 raise Refusal(400, f"'{at}' has arguments nested too deeply: flatten them", param=at) from None
             converted.append(plain)
         return converted
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of a plain text alone."""
+        """Return the ids of a plain text."""
         return tuple(self._encoded(text))
 
     def _encode(self, text: str) -> list[int]:
@@ -199,7 +213,7 @@ class Renderer:
             turns = piece.split(self._cuts) if self._cuts else [piece]
             for turn in turns[:-1]:
                 turn += self._cuts
-                ids += self._remembered(turn) if len(turn) > _LONG else self._encoded(turn)
+                ids += self._cached(turn) if len(turn) > _LONG else self._encoded(turn)
             ids += self._encoded(turns[-1])
         return ids
 
@@ -207,7 +221,7 @@ class Renderer:
         return array("i", self._backend.encode(text, add_special_tokens=False).ids)
 
     def _can_cut(self) -> str:
-        """The end of a turn, if a text can be cut after it and gives the same ids; else nothing."""
+        """Return the end-of-turn token if texts can be split after it without changing their ids, else ''."""
         if self._end is None:
             return ""
         end = self._texts[self._end]
@@ -223,18 +237,18 @@ class Renderer:
                 return ""
         return self._end
 
-    # Back to messages
+    # Ids to messages
 
     def decoder(self) -> Decoder:
-        """For the ids of one reply."""
+        """Return a decoder for the ids of one reply."""
         return Decoder(self._alphabet)
 
     def parser(self, tools: Sequence[Mapping[str, Any]] = (), prompt: Sequence[int] = ()) -> ReplyParser:
-        """For the text of one reply to ``prompt``. Without ``tools``, calls are text."""
+        """Return a parser for the text of one reply to the ids ``prompt``. Without ``tools``, calls are text."""
         opening = self._backend.decode(list(prompt[-8:]), skip_special_tokens=False)
         return ReplyParser(self._calls, tools, reasoning=opening.rstrip().endswith("<think>"))
 
-    # About itself
+    # Identity and checks
 
     @cached_property
     def digest(self) -> str:
@@ -243,41 +257,39 @@ class Renderer:
         return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
 
     def identity(self) -> dict[str, Any]:
-        """What identifies this renderer in a run manifest."""
+        """Return what identifies this renderer in a run manifest."""
         template = hashlib.sha256(self.template.source.encode()).hexdigest()
         return {"renderer_sha256": self.digest, "chat_template_sha256": template, "call_style": self.call_parser}
 
     def check(self) -> list[str]:
-        """The problems of the chat template and the tokenizer, in words; empty if there are none."""
+        """Return the problems of the chat template and the tokenizer in words; empty if there are none."""
         problems = template_problems(self.template)
         if self.call_parser is None:
             known = ", ".join(parsers.names())
             problems.append(f"writes calls that no known parser reads ({known}): calls stay text")
         if not self._shows_results:
-            problems.append("shows no results of tools after a reply that is not rendered again")
+            problems.append("does not render tool results after a reply of a continued conversation")
         if self._end is None:
-            problems.append(
-                "ends a reply with no token: what follows it may be joined to it otherwise than in training"
-            )
+            problems.append("ends a reply without a token: the following text may be tokenized differently in training")
         text = "Größe: 3 < 4\n\n  def f(x): return {'a': \"b\"}\t\U0001f600"
         if self._backend.decode(self._encode(text), skip_special_tokens=False).strip() != text:
-            problems.append("the tokenizer does not give back every text: tools may be told something else")
+            problems.append("the tokenizer does not preserve all text: tools may get other arguments")
         return problems
 
     def _turn_end(self) -> str | None:
-        """The token that the template ends a reply with."""
+        """Return the token with which the template ends a reply, or None."""
         said = {"role": "assistant", "content": self._sentinel}
-        after = self.template([_ASKED, said], (), generation=False).partition(self._sentinel)[2]
+        after = self.template([_QUESTION, said], (), generation=False).partition(self._sentinel)[2]
         tokens = sorted(self._texts, key=len, reverse=True)
         match = re.search("|".join(map(re.escape, tokens)), after) if tokens else None
         return match.group() if match else None
 
     def _tail_needs_calls(self) -> bool:
-        """Whether a tool's result is rendered otherwise after a reply that called."""
+        """Whether tool results are rendered differently after a reply with calls."""
         try:
             with_calls = self._after_stand_in([_TOOL], (), 1)
         except Refusal:
-            return False  # no tools at all, or not this way
+            return False  # the template does not support tools, or not in this form
         try:
             plain = self._after_stand_in([_TOOL], (), 0)
         except Refusal:
@@ -285,7 +297,7 @@ class Renderer:
         return not with_calls.endswith(plain.partition(self._end)[2] if self._end else plain)
 
     def _tail_shows_results(self) -> bool:
-        """Whether a tool's result comes through after a made-up reply (and not under its made-up name)."""
+        """Whether a tool result is rendered after a stand-in reply, without the stand-in's name."""
         self._shows_results = True
         content = f"result{self._guard.mark[::-1]}"
         try:
@@ -295,9 +307,9 @@ class Renderer:
         return content in after and self._stand_in_name not in after
 
     def _tail_needs_tools(self) -> bool:
-        """Whether tools are rendered anywhere after a reply."""
+        """Whether tool definitions are rendered after a reply."""
         tool = {"type": "function", "function": {"name": "f", "description": "x", "parameters": {"type": "object"}}}
-        for messages in ([_ASKED], [_TOOL]):
+        for messages in ([_QUESTION], [_TOOL]):
             try:
                 if self._after(messages, ()) != self._after(messages, [tool]):
                     return True
@@ -307,7 +319,7 @@ class Renderer:
 
 
 def _load(tokenizer: str | Path) -> tuple[Path, Any]:
-    """The folder and what is loaded from it."""
+    """Return the model folder and the tokenizer loaded from it."""
     try:
         folder = model_folder(tokenizer, weights=False)
         loaded = load_tokenizer(folder)
@@ -318,7 +330,7 @@ def _load(tokenizer: str | Path) -> tuple[Path, Any]:
             f"the gateway renders with transformers ({error}): pip install 'clawgym[gateway]'"
         ) from error
     if not hasattr(loaded, "backend_tokenizer"):
-        raise GatewayError(f"{tokenizer}: its tokenizer has no fast form: save it with a tokenizer.json beside it")
+        raise GatewayError(f"{tokenizer}: not a fast tokenizer: save it with a tokenizer.json")
     return folder, loaded
 
 
@@ -326,11 +338,11 @@ def _template_of(loaded: Any, name: str) -> str:
     try:
         return loaded.get_chat_template(tools=[{}])
     except ValueError as error:
-        raise GatewayError(f"{name}: has no chat template ({error}): name one with chat_template") from error
+        raise GatewayError(f"{name}: has no chat template ({error}): give one with chat_template") from error
 
 
 def _eos_of(loaded: Any, folder: Path) -> set[int]:
-    """What the generation config and the tokenizer say ends a reply."""
+    """Return the ids that end a reply according to the generation config and the tokenizer."""
     found = {loaded.eos_token_id} - {None}
     file = folder / "generation_config.json"
     if not file.exists():

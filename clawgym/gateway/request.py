@@ -1,4 +1,4 @@
-"""What opens a session. Importing this imports neither the gateway nor a database."""
+"""The request that opens a gateway session. Importing this module imports neither the gateway nor a database."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import Any
 
 from clawgym.engines.protocol import Sampling
 
-__all__ = ["Opened", "SessionRequest", "reserve"]
+__all__ = ["SessionCredentials", "SessionRequest", "reserve_session"]
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """What an agent needs to join: shown once, the secret is not kept."""
+class SessionCredentials:
+    """Id and secret of a session, which an agent needs for requests. The secret itself is not stored."""
 
     id: str
     secret: str = field(repr=False)
 
 
-def reserve() -> Opened:
-    """Id and key of a session that may be opened later: until then it is an unknown one."""
-    return Opened(uuid.uuid4().hex, secrets.token_urlsafe(24))
+def reserve_session() -> SessionCredentials:
+    """Return credentials for a session that is opened later. Until then, requests are refused."""
+    return SessionCredentials(uuid.uuid4().hex, secrets.token_urlsafe(24))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionRequest:
-    """What a session of the gateway begins with, and its episode in the pool.
+    """The settings of a gateway session and its episode in the pool.
 
-    Whoever lets the library run an episode (:class:`~clawgym.rollout.EpisodeRequest`) gives ``channel``, ``group``,
-    ``sampling``, ``adapter`` and ``meta``; the rest is filled in.
+    In an :class:`~clawgym.rollout.EpisodeRequest`, give ``channel``, ``group``, ``sampling``, ``adapter`` and ``meta``;
+    the library sets the other fields.
     """
 
     channel: str = "train"
-    """What the episode is for: a trainer fetches from one channel."""
+    """The channel of the episode; a trainer fetches from one channel."""
     group: str | None = None
     """A group of the pool (:meth:`~clawgym.pool.Pool.open_group`); ``None``: a group of one."""
     sampling: Sampling | None = None
-    """Overrides what the requests of the agent ask for. ``None``: an agent with a gateway of its own chooses."""
+    """Overrides the sampling parameters of requests. ``None``: those of an agent that opens its own session."""
     adapter: str | None = None
-    """The LoRA adapter of the engine that samples."""
+    """The LoRA adapter of the engine to sample with."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Stored with the episode; anything that JSON can hold."""
+    """Stored with the episode; any JSON values."""
     task_id: str = ""
     task_hash: str = ""
     sample: int = 0
-    """0-based index of the episode among those of its task or group."""
+    """Index of the episode among those of its task or group, from 0."""
     seed: int = 0
     agent: str = ""
     most_turns: int | None = None
-    """Model calls; further ones are refused. ``None``: no limit."""
+    """Most model calls; further ones are refused. ``None``: no limit."""

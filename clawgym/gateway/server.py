@@ -1,8 +1,8 @@
-"""The gateway: listeners, routes, and what its owner can do with it.
+"""The gateway's HTTP server: listeners, routes, and the methods for its owner.
 
-Invariants: an agent reaches nothing but its own session, with that session's secret; opening, closing and outcomes are
-on other listeners with another secret (:mod:`clawgym.gateway.control`); what listens is loopback or a unix socket,
-unless a certificate comes with the address.
+Invariants: an agent reaches only its own session, with the session's secret. Opening and closing sessions is on other
+listeners with another secret (:mod:`clawgym.gateway.control`). Listeners are on loopback or a unix socket, unless there
+is a certificate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from clawgym.bounds import BODY_SECONDS, LARGEST_BODY, OutOfBounds, read_json
 from clawgym.engines.protocol import TextEngine, TokenEngine
 from clawgym.errors import ClawGymError, GatewayError
-from clawgym.gateway._door import door, is_loopback
+from clawgym.gateway._origin import check_request, is_loopback
 from clawgym.gateway._site import LimitedSite
 from clawgym.gateway.calls import ChatCall, Refusal, check_length
 from clawgym.gateway.core import Core
@@ -35,7 +35,7 @@ from clawgym.gateway.dialects.chat import ChatDialect
 from clawgym.gateway.dialects.errors import ApiFailure, failure_of
 from clawgym.gateway.gate import Gate
 from clawgym.gateway.render import Renderer
-from clawgym.gateway.request import Opened, SessionRequest
+from clawgym.gateway.request import SessionCredentials, SessionRequest
 from clawgym.gateway.sessions import Session, Sessions
 from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.registry import dialects as known_dialects
@@ -47,7 +47,7 @@ _log = logging.getLogger("clawgym.gateway")
 
 
 class _DropMalformedHttp(logging.Filter):
-    """Leaves out malformed HTTP: what a box sends is no fault of ours, and must not fill the log."""
+    """Drops log records about malformed HTTP, which a sandbox could use to fill the log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
@@ -58,12 +58,12 @@ _http_log.addFilter(_DropMalformedHttp())
 
 MOST_CONNECTIONS = 8192
 _PLAIN = ChatDialect()
-"""The form of errors that are no dialect's."""
+"""The dialect of errors on routes without a dialect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a listener is."""
+    """The address of a listener."""
 
     url: str
     """``http(s)://host:port``, or ``unix:/path``."""
@@ -74,7 +74,7 @@ class Listeners:
     """One aiohttp application on any number of sockets."""
 
     def __init__(self, app: web.Application) -> None:
-        app.middlewares.append(door)
+        app.middlewares.append(check_request)
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
@@ -85,7 +85,7 @@ class Listeners:
         )
 
     async def start(self) -> None:
-        """Make ready; nothing listens yet."""
+        """Prepare the application; nothing listens yet."""
         await self._runner.setup()
 
     async def add(
@@ -100,9 +100,12 @@ class Listeners:
     ) -> Address:
         """Listen on a loopback port (0: any free one), a unix socket ``path``, or a listening ``sock``.
 
-        ``connections`` at once, and no more: few for a box, so that no program in there uses up the descriptors of
-        this process. Raises :class:`~clawgym.errors.GatewayError` for an address beyond loopback without ``tls``, and
-        where the system refuses."""
+        ``connections`` is the limit of concurrent connections; set it low for a sandbox, which could otherwise use up
+        the descriptors of this process.
+
+        Raises:
+            GatewayError: the address is not on loopback and there is no ``tls``, or it cannot be used.
+        """
         try:
             if path is not None:
                 unix = web.UnixSite(self._runner, path)
@@ -112,7 +115,7 @@ class Listeners:
             if sock is None:
                 if tls is None and not is_loopback(host):
                     raise GatewayError(
-                        f"{host} is reachable from other machines, and secrets would cross the network in clear: "
+                        f"{host} is reachable from other machines, and secrets would be sent unencrypted: "
                         "give a certificate (--tls-cert, --tls-key), or listen on 127.0.0.1"
                     )
                 sock = socket.create_server((host, port), family=_family(host), backlog=1024)
@@ -128,12 +131,12 @@ class Listeners:
         return Address(f"{'https' if tls else 'http'}://{shown}:{name[1]}", site)
 
     async def remove(self, address: Address) -> None:
-        """Listen there no more; closes the socket. Idempotent. Requests under way go on."""
+        """Stop listening on ``address`` and close the socket. Running requests continue. Idempotent."""
         with contextlib.suppress(RuntimeError):  # removed before
             await address.site.stop()
 
     async def aclose(self) -> None:
-        """Stop listening and end what is under way."""
+        """Stop listening and end running requests."""
         await self._runner.cleanup()
 
 
@@ -144,9 +147,17 @@ def _family(host: str) -> socket.AddressFamily:
 class Gateway:
     """An OpenAI-compatible server between agents and one engine, which records every turn in a pool.
 
-    ``engine`` takes token ids (its tokenizer and chat template render the prompts), or text: then nothing is exact
-    and every turn says so. ``model`` is what the agent is told it talks to. ``dialects`` are names of ``clawgym list
-    dialects``; all of them by default. Use as ``async with``; closes its pool writer, not the pool or the engine.
+    Use as ``async with``. The pool and the engine are not closed.
+
+    Args:
+        engine: an engine that takes token ids, for which the gateway renders prompts with the model's chat template; or
+            one that takes text. With a text engine no tokens are recorded, and every turn has the flaw ``text-only``.
+        pool: stores sessions and turns.
+        renderer: renders prompts; by default one for the engine's tokenizer.
+        model: the name of the model for agents.
+        dialects: names of ``clawgym list dialects``; by default all.
+        streams: most turns that run at the same time.
+        waiting: most turns that wait; further ones are refused with status 429.
     """
 
     def __init__(
@@ -170,7 +181,7 @@ class Gateway:
         self.core = Core(engine, self._writer, self.gate, renderer=renderer)
         self.sessions = Sessions(pool, self._writer)
         self.dialects = _dialects(dialects)
-        """By name."""
+        """Name -> dialect."""
         self._listeners = Listeners(self._app())
         self._address: Address | None = None
 
@@ -182,23 +193,25 @@ class Gateway:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End what is under way, with a record of it."""
+        """Stop listening and end running turns, which are recorded."""
         await self._listeners.aclose()
         await self._writer.aclose()
 
     async def listen(self, **where: Any) -> Address:
-        """Let agents in: see :meth:`Listeners.add`. The first address is the one of :meth:`base_url`."""
+        """Listen for agents: see :meth:`Listeners.add`. :meth:`base_url` uses the first address."""
         address = await self._listeners.add(**where)
         self._address = self._address or address
         return address
 
     async def unlisten(self, address: Address) -> None:
-        """Listen there no more: before the box is closed that ``sock`` is of."""
+        """Stop listening on ``address``. Call it before closing the sandbox of its ``sock``."""
         await self._listeners.remove(address)
         if self._address is address:
             self._address = None
 
-    async def open_session(self, request: SessionRequest | None = None, *, reserved: Opened | None = None) -> Opened:
+    async def open_session(
+        self, request: SessionRequest | None = None, *, reserved: SessionCredentials | None = None
+    ) -> SessionCredentials:
         """Open a session for one agent: see :meth:`~clawgym.gateway.sessions.Sessions.open`."""
         return await self.sessions.open(request or SessionRequest(), reserved=reserved)
 
@@ -207,7 +220,7 @@ class Gateway:
         await self.sessions.close(session_id, end)
 
     async def stop_session(self, session_id: str) -> None:
-        """Take no further call of a session and end those under way, with a record of each."""
+        """Refuse further calls of a session and end the running ones, which are recorded."""
         session = await self.sessions.get(session_id)
         await self.sessions.close(session_id)
         if session is not None and session.handlers:
@@ -216,24 +229,25 @@ class Gateway:
             await asyncio.wait(session.handlers)
 
     async def in_pool(self, work: Callable[[Pool], _T]) -> _T:
-        """``work(pool)`` on the thread that writes to the pool, after everything that was recorded before."""
+        """Return ``work(pool)``, run on the thread that writes to the pool, after all earlier writes."""
         return await self._writer.run(work, self.pool)
 
-    def base_url(self, session: Opened | str, address: Address | None = None) -> str:
-        """What a client of this session takes as ``base_url``: OpenAI's, and Anthropic's (with or without ``/v1``)."""
+    def base_url(self, session: SessionCredentials | str, address: Address | None = None) -> str:
+        """Return the ``base_url`` of a session for clients of OpenAI and Anthropic. Raises GatewayError before
+        :meth:`listen`."""
         address = address or self._address
         if address is None:
-            raise GatewayError("the gateway listens nowhere yet: call listen() first")
+            raise GatewayError("the gateway does not listen yet: call listen() first")
         return f"{address.url}/s/{session if isinstance(session, str) else session.id}/v1"
 
     @contextlib.asynccontextmanager
     async def weights_change(self) -> AsyncIterator[None]:
-        """No turn runs inside: those under way have ended on the old weights, new ones wait for the new."""
+        """Change the weights inside: running turns have ended on the old weights, new ones wait for the new weights."""
         async with self.gate.closed():
             yield
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, and what is going on."""
+        """Return counts since the start, and the numbers of running and waiting turns."""
         return {
             **asdict(self.core.counts),
             "running": self.gate.running,
@@ -251,7 +265,7 @@ class Gateway:
                 app.router.add_post(f"{root}/{dialect.path}", _Endpoint(self, dialect).handle)
                 if dialect.count_path:
                     app.router.add_post(f"{root}/{dialect.count_path}", _Count(self, dialect).handle)
-        app.router.add_route("*", "/{path:.*}", self._nowhere)
+        app.router.add_route("*", "/{path:.*}", self._not_found)
         return app
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -265,19 +279,21 @@ class Gateway:
         model = {"id": self.model, "object": "model", "created": 0, "owned_by": "clawgym"}
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _nowhere(self, request: web.Request) -> web.Response:
+    async def _not_found(self, request: web.Request) -> web.Response:
         paths = ", ".join(f"/v1/{dialect.path}" for dialect in self.dialects.values())
-        failure = ApiFailure(404, f"there is nothing at {request.path!r}: a session has {paths}, /v1/models")
+        failure = ApiFailure(404, f"no route {request.path!r}: a session has {paths}, /v1/models")
         return answer_error(_PLAIN, failure)
 
     async def admit(self, request: web.Request) -> Session:
-        """The session that a request belongs to. Raises :class:`~clawgym.gateway.calls.Refusal`."""
+        """Return the session of a request. Raises :class:`~clawgym.gateway.calls.Refusal` for a wrong id or secret."""
         return await self.sessions.find(request.match_info["session"], secret_of(request))
 
 
 def _dialects(names: Sequence[str] | None) -> dict[str, Dialect]:
-    """The dialects of ``names``, all by default. Raises :class:`~clawgym.errors.GatewayError` for an unknown name and
-    for two of the same path."""
+    """Make the dialects of ``names``, by default all.
+
+    Raises :class:`~clawgym.errors.GatewayError` for an unknown name, or if two have the same path.
+    """
     chosen = known_dialects.things() if names is None else ((name, known_dialects.get(name)) for name in names)
     made: dict[str, Dialect] = {name: dialect() for name, dialect in chosen}
     by_path: dict[str, str] = {}
@@ -292,13 +308,13 @@ def _dialects(names: Sequence[str] | None) -> dict[str, Dialect]:
 
 
 def secret_of(request: web.Request) -> str:
-    """The secret that came with a request, as OpenAI's clients or as Anthropic's send it."""
+    """Return the secret of a request, from the header of OpenAI's or Anthropic's clients."""
     kind, _, value = request.headers.get("Authorization", "").partition(" ")
     return value.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
 def answer_error(dialect: Dialect, failure: ApiFailure) -> web.Response:
-    """An error as an HTTP response."""
+    """Return an error as an HTTP response."""
     return web.Response(
         body=orjson.dumps(dialect.error(failure)),
         status=failure.status,
@@ -310,14 +326,15 @@ def answer_error(dialect: Dialect, failure: ApiFailure) -> web.Response:
 async def read_object(
     request: web.Request, hold: Callable[[int], None] = lambda size: None, most: int = LARGEST_BODY
 ) -> dict[str, Any]:
-    """The JSON object in a request of at most ``most`` bytes; ``hold`` is told of each piece of it.
+    """Read the JSON object in the body of a request of at most ``most`` bytes.
 
-    Raises :class:`~clawgym.gateway.calls.Refusal`."""
+    ``hold`` is called with the size of each chunk. Raises :class:`~clawgym.gateway.calls.Refusal`.
+    """
     try:
         async with asyncio.timeout(BODY_SECONDS):
             raw = await _body(request, hold, most)
     except TimeoutError:
-        raise Refusal(408, f"the body did not come within {BODY_SECONDS:g} s (BODY_SECONDS): send it again") from None
+        raise Refusal(408, f"the body was not sent within {BODY_SECONDS:g} s (BODY_SECONDS): send it again") from None
     try:
         body = read_json(raw, orjson.loads)
     except OutOfBounds as error:
@@ -343,7 +360,7 @@ async def _body(request: web.Request, hold: Callable[[int], None], most: int) ->
 
 
 class _Endpoint:
-    """One dialect's endpoint."""
+    """The endpoint of one dialect."""
 
     def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
         self._gateway = gateway
@@ -359,12 +376,12 @@ class _Endpoint:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         gateway, dialect = self._gateway, self._dialect
-        asked = await gateway.admit(request)  # nobody else's body is read
-        with asked.holding() as hold:
+        admitted = await gateway.admit(request)  # before the body is read
+        with admitted.holding() as hold:
             body = await read_object(request, hold)
             call = dialect.call(body, request.headers.get("x-clawgym-role"))
             check_length(call)
-            session = await gateway.admit(request)  # the one in memory now: bodies take their time
+            session = await gateway.admit(request)  # again: it may have been evicted while the body was read
             with session.handled():
                 return await self._stream(request, session, call, body)
 
@@ -389,7 +406,7 @@ class _Endpoint:
 
 
 class _Count(_Endpoint):
-    """How many tokens a request would send to the model."""
+    """The endpoint that counts the prompt tokens of a request."""
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         session = await self._gateway.admit(request)

@@ -1,8 +1,8 @@
-"""Sessions: who may speak, what was said, and where the next turn goes on.
+"""Sessions of the gateway: their secrets, their turns, and the settings of their model calls.
 
-Invariants: a session is an episode of the pool and can be made again from what is stored there, so that a gateway may
-be killed and a quiet session may leave memory; a secret is kept as its digest only; an unknown session and a wrong
-secret look the same from outside.
+Invariants: a session is an episode of the pool and can be loaded from it, so a gateway may be killed, and idle sessions
+are evicted from memory. Only the digest of a secret is stored. An unknown session and a wrong secret give the same
+error.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from clawgym.bounds import HELD_BODIES
 from clawgym.engines.protocol import Sampling
 from clawgym.errors import PoolError
 from clawgym.gateway.calls import Message, Refusal
-from clawgym.gateway.request import Opened, SessionRequest, reserve
-from clawgym.gateway.roles import opening_of, system_of, told_by
+from clawgym.gateway.request import SessionCredentials, SessionRequest, reserve_session
+from clawgym.gateway.roles import evidence_of, opening_of, system_of
 from clawgym.gateway.stitch import UNFINISHED, Key, Node, Tree, message_keys
 from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.records import Role, Turn, Usage
@@ -32,36 +32,37 @@ __all__ = ["Session", "Sessions"]
 
 @dataclass(eq=False)
 class Session:
-    """One conversation partner, possibly with several conversations (sub-agents, summaries)."""
+    """One agent, possibly with several conversations (sub-agents, compactions)."""
 
     id: str
     secret_sha256: str
     sampling: Sampling = field(default_factory=Sampling)
-    """Wins over what requests ask: who opens a session decides how it is sampled."""
+    """Overrides the sampling parameters of requests."""
     adapter: str | None = None
     most_turns: int | None = None
-    """Further calls are refused."""
+    """Most model calls; further ones are refused."""
     tree: Tree = field(default_factory=Tree)
+    """The finished turns."""
     closed: bool = False
     active: int = 0
-    """Requests under way."""
+    """Number of running requests."""
     turns: int = 0
-    """Stored so far: the next one's index."""
+    """Number of stored turns, which is the index of the next one."""
     usage: Usage = field(default_factory=Usage)
-    """Of the turns since it was opened, or read again."""
+    """Usage of the turns since the session was opened or loaded."""
     failure: Exception | None = None
-    """Why the last call of the agent failed; ``None`` once a later one did not. Agents hide such failures."""
+    """Why the last model call failed; ``None`` if a later one succeeded. Agents may hide such failures."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a turn gets its index and is stored."""
     _held: int = 0
-    """Bytes of the bodies of requests under way."""
+    """Bytes of the bodies of running requests."""
 
     handlers: set[asyncio.Task[Any]] = field(default_factory=set)
-    """What serves the requests under way."""
+    """The tasks that serve running requests."""
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """The current task serves a request of this session."""
+        """Mark the current task as serving a request of this session."""
         task = asyncio.current_task()
         assert task is not None
         self.handlers.add(task)
@@ -72,8 +73,11 @@ class Session:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[Callable[[int], None]]:
-        """What is called with the size of each piece of a request's body, which counts until the end of it. Raises
-        :class:`~clawgym.gateway.calls.Refusal` (429) where this session's requests are too large together."""
+        """Count the body of a request until its end: yields a function to call with the size of each chunk.
+
+        The function raises :class:`~clawgym.gateway.calls.Refusal` (429) if the running requests of this session are
+        too large together.
+        """
         held = 0
 
         def hold(size: int) -> None:
@@ -83,8 +87,8 @@ class Session:
             if self._held > HELD_BODIES:
                 raise Refusal(
                     429,
-                    f"this session's requests under way have over {HELD_BODIES >> 20} MiB together (HELD_BODIES): come "
-                    "back when one has been answered",
+                    f"the running requests of this session have over {HELD_BODIES >> 20} MiB together (HELD_BODIES): "
+                    "try again when one has been answered",
                     code="rate_limit_exceeded",
                     retry_after=1.0,
                 )
@@ -94,20 +98,20 @@ class Session:
         finally:
             self._held -= held
 
-    def admits(self, secret: str) -> bool:
-        """Whether ``secret`` is this session's."""
+    def accepts(self, secret: str) -> bool:
+        """Whether ``secret`` is the secret of this session."""
         return hmac.compare_digest(_digest(secret), self.secret_sha256)
 
-    def spent(self, usage: Usage, role: Role) -> None:
-        """A turn has ended well."""
+    def record_usage(self, usage: Usage, role: Role) -> None:
+        """Record a successful turn."""
         self.usage += usage
-        if role != "subagent":  # whose success says nothing of the one who waits for it
+        if role != "subagent":  # its success says nothing about the agent that waits for it
             self.failure = None
 
     def grow(
         self, index: int, turn: Turn, parent: Node | None, keys: Sequence[Key], messages: Sequence[Message]
     ) -> Node:
-        """Put a stored turn into the tree."""
+        """Add a stored turn to the tree."""
         ids = array("i", turn.context_ids)
         ids.extend(turn.sampled_ids)
         node = Node(
@@ -122,31 +126,31 @@ class Session:
             sampled=len(turn.sampled_ids),
             system="" if parent else system_of(messages),
             opening="" if parent else opening_of(messages),
-            told=told_by(messages),
+            evidence=evidence_of(messages),
         )
         self.tree.add(node)
         return node
 
 
 class Sessions:
-    """All sessions of a gateway. At most ``resident`` quiet ones stay in memory; the others are read again."""
+    """All sessions of a gateway. Of the idle ones, at most ``resident`` stay in memory; others are loaded on demand."""
 
     def __init__(self, pool: Pool, writer: PoolWriter, *, resident: int = 2048) -> None:
         self._pool = pool
         self._writer = writer
         self._resident = resident
-        self._here: OrderedDict[str, Session] = OrderedDict()
-        self._coming: dict[str, asyncio.Future[Session | None]] = {}
+        self._loaded: OrderedDict[str, Session] = OrderedDict()
+        self._loading: dict[str, asyncio.Future[Session | None]] = {}
 
     def __len__(self) -> int:
-        return len(self._here)
+        return len(self._loaded)
 
-    async def open(self, request: SessionRequest, *, reserved: Opened | None = None) -> Opened:
-        """Open a session and its episode in the pool; with ``reserved``, under that id and key.
+    async def open(self, request: SessionRequest, *, reserved: SessionCredentials | None = None) -> SessionCredentials:
+        """Open a session and its episode in the pool; with ``reserved``, under these credentials.
 
         Raises :class:`~clawgym.errors.PoolError` as :meth:`~clawgym.pool.Pool.open_episode` does.
         """
-        opened = reserved or reserve()
+        opened = reserved or reserve_session()
         digest = _digest(opened.secret)
         sampling = request.sampling or Sampling()
         about = {
@@ -171,13 +175,15 @@ class Sessions:
         return opened
 
     async def find(self, session_id: str, secret: str) -> Session:
-        """The session, if ``secret`` is its own. Raises :class:`~clawgym.gateway.calls.Refusal` (401; 403 when it
-        is closed)."""
+        """Return the session if ``secret`` is right.
+
+        Raises :class:`~clawgym.gateway.calls.Refusal`: 401 for a wrong id or secret, 403 if the session is closed.
+        """
         session = await self.get(session_id)
-        if session is None or not session.admits(secret):
+        if session is None or not session.accepts(secret):
             raise Refusal(
                 401,
-                "there is no such session, or this is not its key: use the base_url and key it was opened with",
+                "no such session, or the wrong key: use the base_url and the key that the session was opened with",
                 code="invalid_api_key",
             )
         if session.closed:
@@ -185,21 +191,22 @@ class Sessions:
         return session
 
     async def get(self, session_id: str) -> Session | None:
-        """The session, from memory or the pool."""
-        session = self._here.get(session_id)
+        """Return the session from memory or the pool, or None if there is none."""
+        session = self._loaded.get(session_id)
         if session is not None:
-            self._here.move_to_end(session_id)
+            self._loaded.move_to_end(session_id)
             return session
-        if (coming := self._coming.get(session_id)) is not None:
-            return await asyncio.shield(coming)
-        coming = self._coming[session_id] = asyncio.ensure_future(self._read(session_id))
-        coming.add_done_callback(lambda _: self._coming.pop(session_id, None))
-        return await asyncio.shield(coming)
+        if (loading := self._loading.get(session_id)) is not None:
+            return await asyncio.shield(loading)
+        loading = self._loading[session_id] = asyncio.ensure_future(self._read(session_id))
+        loading.add_done_callback(lambda _: self._loading.pop(session_id, None))
+        return await asyncio.shield(loading)
 
     async def close(self, session_id: str, end: EpisodeEnd | None = None) -> None:
-        """Refuse further requests of a session; with ``end``, close its episode in the pool as well.
+        """Refuse further requests of a session; with ``end``, also close its episode in the pool.
 
-        Raises :class:`~clawgym.errors.PoolError` for an unknown session, and for another end than it has."""
+        Raises :class:`~clawgym.errors.PoolError` for an unknown session, or if it was closed with a different end.
+        """
         session = await self.get(session_id)
         if session is not None:
             session.closed = True
@@ -208,11 +215,11 @@ class Sessions:
                 await self._writer.run(self._pool.revoke, session_id)
             else:
                 await self._writer.run(self._pool.close_episode, session_id, end)
-                self.forget(session_id)
+                self.evict(session_id)
 
-    def forget(self, session_id: str) -> None:
-        """Read the session again with its next request."""
-        self._here.pop(session_id, None)
+    def evict(self, session_id: str) -> None:
+        """Drop the session from memory; its next request loads it from the pool."""
+        self._loaded.pop(session_id, None)
 
     async def _read(self, session_id: str) -> Session | None:
         try:
@@ -243,13 +250,13 @@ class Sessions:
         return session
 
     def _keep(self, session: Session) -> None:
-        self._here[session.id] = session
-        self._here.move_to_end(session.id)
-        if len(self._here) <= self._resident:
+        self._loaded[session.id] = session
+        self._loaded.move_to_end(session.id)
+        if len(self._loaded) <= self._resident:
             return
-        for quiet in [s.id for s in self._here.values() if not s.active and s is not session]:
-            del self._here[quiet]
-            if len(self._here) <= self._resident:
+        for quiet in [s.id for s in self._loaded.values() if not s.active and s is not session]:
+            del self._loaded[quiet]
+            if len(self._loaded) <= self._resident:
                 return
 
 

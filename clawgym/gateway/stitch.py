@@ -1,18 +1,18 @@
-"""Which stored ids does a history continue? Pure functions and a tree; no tokens are made here.
+"""Find the stored turn that a history continues. Pure functions and a tree; nothing is tokenized here.
 
-Agents rewrite what they replay, so a history rendered again never equals the sampled ids. A history continues a
-stored turn if it equals what that turn saw and said up to the rewrites documented here, each of which leaves no doubt
-about which sampled ids it stands for:
+Agents rewrite the history that they send, so rendering it again would not give the sampled ids. A history continues a
+stored turn if it equals the messages and the reply of that turn, up to the rewrites below. Each of them leaves no doubt
+which sampled ids are meant:
 
-* ``ids``: tool calls under other ids (results are matched by the position of their call);
-* ``spacing``: arguments serialised again (equal as JSON), or text trimmed at its ends;
-* ``alias``: a call under another tool name, its arguments equal as JSON;
-* ``repair``: arguments that were no JSON object when they were sampled, under the same name;
-* ``reasoning``: the reasoning left out.
+* ``ids``: tool calls have other ids (results are matched by the position of their call);
+* ``spacing``: arguments are serialised differently (equal as JSON), or text is stripped at its ends;
+* ``alias``: a call has another tool name, with arguments equal as JSON;
+* ``repair``: sampled arguments that were not a JSON object have become one, under the same name;
+* ``reasoning``: the reasoning is left out.
 
-Text given as one string or in parts is the same text; so is a user message before which OpenClaw (2026.4.1) has put the
-line that says which other session wrote it, as it does once a sub-agent's report is history. Anything else, and a
-history that fits stored turns of different ids equally well, opens a branch.
+Text as one string or in parts counts as the same. So does a user message with the line that OpenClaw (2026.4.1) puts
+before a sub-agent's report in the history. Any other difference opens a new branch, as does a history that fits stored
+turns with different ids equally well.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ __all__ = [
     "same_reply",
     "tools_json",
     "tools_key",
-    "with_our_ids",
+    "with_stored_ids",
 ]
 
 UNFINISHED = frozenset({"aborted", "error"})
-"""Finish reasons of turns that no history can continue: the agent left, or the engine died."""
+"""Finish reasons of turns that cannot be continued: the agent disconnected, or the engine failed."""
 
 _ORIGIN = re.compile(r"\A\[Inter-session message\][^\n]*\n")
 
 Key = bytes
-"""Digest of a message that is not the model's own, up to the rewrites above."""
+"""Digest of a message that is not a reply, invariant under the rewrites above."""
 
 
 def tools_key(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Hex SHA-256 of the tool definitions (:func:`tools_json`); empty without tools."""
+    """Return the hex SHA-256 of the tool definitions (:func:`tools_json`), or '' without tools."""
     return hashlib.sha256(tools_json(tools)).hexdigest() if tools else ""
 
 
 def tools_json(tools: Sequence[Mapping[str, Any]]) -> bytes:
-    """The tool definitions as they are stored: in the order they came in, keys too, as templates write them."""
+    """Return the tool definitions as stored: tools and keys in their original order, which templates keep."""
     return orjson.dumps(tools)
 
 
 def message_keys(messages: Sequence[Message]) -> list[Key]:
-    """One key per message. An assistant's is empty: those are compared by :func:`same_reply`."""
+    """Return one key per message. Keys of assistant messages are empty: :func:`same_reply` compares those."""
     keys: list[Key] = []
     positions: dict[str, int] = {}
     for message in messages:
@@ -96,7 +96,7 @@ def _object(arguments: str) -> dict[str, Any] | None:
 
 
 def same_reply(stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> frozenset[str] | None:
-    """The rewrites that lead from the reply that was sent to the one replayed, or ``None`` if they differ."""
+    """Return the rewrites from the stored reply to the replayed one, or ``None`` if they are different replies."""
     rewrites: set[str] = set()
     if (stored["content"] or "") != (replayed["content"] or ""):
         if _trimmed(stored["content"]) != _trimmed(replayed["content"]):
@@ -133,18 +133,18 @@ def _same_call(sent: Mapping[str, Any], shown: Mapping[str, Any]) -> set[str] | 
 
 
 def _equal_json(one: Any, other: Any) -> bool:
-    """Equal as JSON: unlike in Python, true is not 1, and numbers are doubles (RFC 8259, section 6). Of any depth."""
-    open_ = [(one, other)]
-    while open_:
-        one, other = open_.pop()
+    """Whether two values are equal as JSON: true is not 1, and numbers are doubles (RFC 8259, section 6)."""
+    stack = [(one, other)]
+    while stack:
+        one, other = stack.pop()
         if isinstance(one, dict) and isinstance(other, dict):
             if one.keys() != other.keys():
                 return False
-            open_ += [(value, other[key]) for key, value in one.items()]
+            stack += [(value, other[key]) for key, value in one.items()]
         elif isinstance(one, list) and isinstance(other, list):
             if len(one) != len(other):
                 return False
-            open_ += zip(one, other, strict=True)
+            stack += zip(one, other, strict=True)
         elif not _equal_plain(one, other):
             return False
     return True
@@ -161,8 +161,8 @@ def _equal_plain(one: Any, other: Any) -> bool:
     return one == other
 
 
-def with_our_ids(messages: Sequence[Message], sent: Mapping[str, Any], shown: Mapping[str, Any]) -> list[Message]:
-    """``messages`` after a reply, with the results of its calls under the ids that were sent."""
+def with_stored_ids(messages: Sequence[Message], sent: Mapping[str, Any], shown: Mapping[str, Any]) -> list[Message]:
+    """Return ``messages`` after a reply, with the results of its calls under the stored ids."""
     pairs = zip(sent.get("tool_calls", ()), shown.get("tool_calls", ()), strict=True)
     ours = {theirs["id"]: mine["id"] for mine, theirs in pairs}
     out: list[Message] = []
@@ -182,33 +182,33 @@ class Node:
     index: int
     parent: Node | None
     keys: tuple[Key, ...]
-    """Of the messages new in this turn."""
+    """Keys of the messages that are new in this turn."""
     given: tuple[Message | None, ...]
-    """For each of ``keys`` the message itself where it is an assistant's (somebody else's words in that role)."""
+    """For each of ``keys``, the message if it is an assistant's that was not sampled here, else None."""
     reply: Mapping[str, Any]
     tools: str
     role: Role
     ids: array[int]
-    """Context and sample of this turn, without the parent's; empty where they are not known."""
+    """Context and sampled ids of this turn, without those of its parent; empty if unknown."""
     sampled: int
-    """How many of ``ids``, at the end, were sampled."""
+    """Number of sampled ids, at the end of ``ids``."""
     system: str = ""
-    """Of a root: its system messages."""
+    """In a root: its system messages."""
     opening: str = ""
-    """Of a root: its first user message."""
-    told: tuple[str, ...] = ()
-    """How the messages new in this turn begin that a user or a tool wrote, where they are long enough to know again."""
+    """In a root: its first user message."""
+    evidence: tuple[str, ...] = ()
+    """Beginnings of the new user messages and tool results (:func:`~clawgym.gateway.roles.evidence_of`)."""
     children: list[Node] = field(default_factory=list)
 
     def path(self) -> Iterator[Node]:
-        """From this node up to its root."""
+        """Yield this node and its ancestors, up to the root."""
         node: Node | None = self
         while node is not None:
             yield node
             node = node.parent
 
     def all_ids(self) -> array[int]:
-        """Everything from the first prompt to the end of this turn's sample."""
+        """Return all ids from the first prompt to the end of this turn's sampled ids."""
         whole = array("i")
         for node in reversed(list(self.path())):
             whole += node.ids
@@ -217,13 +217,15 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a history goes on. ``node`` is ``None`` for a new branch from nothing."""
+    """The turn that a history continues. ``node`` is ``None`` for a new branch."""
 
     node: Node | None
     used: int
-    """Messages that the node and its ancestors cover, its reply included."""
+    """Number of messages that the node and its ancestors cover, including its reply."""
     rewrites: frozenset[str] = frozenset()
+    """The rewrites of the covered messages."""
     ambiguous: bool = False
+    """Whether several turns with different ids match, so that none is continued."""
 
 
 class Tree:
@@ -233,27 +235,27 @@ class Tree:
         self.roots: list[Node] = []
 
     def add(self, node: Node) -> None:
-        """``node`` has finished. Its parent, if any, is in the tree."""
+        """Add a finished turn, whose parent (if any) is in the tree."""
         (self.roots if node.parent is None else node.parent.children).append(node)
 
     def nodes(self) -> Iterator[Node]:
-        """All turns, in no particular order."""
-        open_ = list(self.roots)
-        while open_:
-            node = open_.pop()
+        """Yield all turns, in no particular order."""
+        stack = list(self.roots)
+        while stack:
+            node = stack.pop()
             yield node
-            open_ += node.children
+            stack += node.children
 
     def match(self, messages: Sequence[Message], keys: Sequence[Key], tools: str, *, by_ids: bool) -> Match:
-        """The deepest turn that ``messages`` continue; with ``by_ids`` one whose ids are known."""
+        """Return the deepest turn that ``messages`` continue; with ``by_ids`` only turns with known ids."""
         best = [Match(None, 0)]
 
         def fits(nodes: list[Node]) -> list[Node]:
             return [node for node in nodes if node.tools == tools and (node.ids or not by_ids)]
 
-        open_: list[tuple[Node, Match]] = [(root, best[0]) for root in fits(self.roots)]
-        while open_:
-            node, before = open_.pop()
+        stack: list[tuple[Node, Match]] = [(root, best[0]) for root in fits(self.roots)]
+        while stack:
+            node, before = stack.pop()
             found = _continues(node, before, messages, keys)
             if found is None:
                 continue
@@ -261,10 +263,10 @@ class Tree:
                 best = [found]
             elif found.used == best[0].used:
                 best.append(found)
-            open_ += [(child, found) for child in fits(node.children)]
+            stack += [(child, found) for child in fits(node.children)]
         if len(best) == 1:
             return best[0]
-        # Asked again after an answer was lost, a model may say the same: where the ids are the same, there is no doubt.
+        # A repeated request may get the same reply: turns with the same ids are not ambiguous.
         last = max(best, key=lambda match: match.node.index if match.node else -1)
         ids = [match.node.all_ids() for match in best if match.node]
         return last if all(one == ids[0] for one in ids) else Match(None, 0, ambiguous=True)

@@ -1,9 +1,8 @@
-"""Chat templates: what they are given, and texts that look like special tokens.
+"""Run chat templates on untrusted messages.
 
-A template belongs to the model's folder and is run in Jinja's immutable sandbox (that of transformers), with a bound on
-its time and memory (:mod:`clawgym.gateway._bounded`). Texts of users,
-tools and agents are hostile: :class:`Guard` breaks every text in them that a tokenizer would read as one of the tokens
-that structure a conversation, so that ``<|im_end|>`` in a file stays seven signs and never ends a turn.
+A template comes with the model's folder and runs in Jinja's immutable sandbox, as in transformers, with bounds on time
+and memory (:mod:`clawgym.gateway._bounded`). Texts of users, tools and agents are untrusted: :class:`Guard` makes sure
+that special tokens in them are encoded as plain text, so ``<|im_end|>`` in a file does not end a turn.
 """
 
 from __future__ import annotations
@@ -32,14 +31,16 @@ class Template:
         self.variables = dict(variables)
         try:
             self._compiled, self._budget = compiled(source)
-        except Exception as error:  # whatever a template makes Jinja raise
-            raise GatewayError(f"the model's chat template cannot be read ({error}): correct it") from error
+        except Exception as error:  # a template can make Jinja raise anything
+            raise GatewayError(f"the model's chat template cannot be compiled ({error}): correct it") from error
 
     def __call__(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, generation: bool = True
     ) -> str:
-        """The text of ``messages``, with the opening of an assistant's turn if ``generation``. Raises
-        :class:`~clawgym.gateway.calls.Refusal` where the template refuses them, or takes too long for them."""
+        """Render ``messages``, with the opening of an assistant's turn if ``generation``.
+
+        Raises :class:`~clawgym.gateway.calls.Refusal` if the template raises, takes too long or produces too much.
+        """
         try:
             with self._budget.fresh():
                 rendered = self._compiled.render(
@@ -49,7 +50,7 @@ class Template:
                     add_generation_prompt=generation,
                     **self.variables,
                 )
-        except Exception as error:  # a template is foreign code: it raises what it likes
+        except Exception as error:  # a template is untrusted code and may raise anything
             raise Refusal(
                 400,
                 f"the model's chat template refuses this conversation ({error}): change its messages, or the template",
@@ -59,8 +60,11 @@ class Template:
 
 
 def for_template(message: Message) -> dict[str, Any]:
-    """``message`` as templates want it: arguments as objects (as the string they are, where they are none), no
-    ``None`` for a text, image parts without our digest."""
+    """Return ``message`` in the form for templates.
+
+    Arguments are objects (or the original string if it is not a JSON object), content is never None, and image parts
+    have no digest.
+    """
     content = message.get("content")
     out: dict[str, Any] = {"role": message["role"], "content": "" if content is None else content}
     if isinstance(content, list):
@@ -94,22 +98,25 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Guard:
-    """Puts a mark, which nobody outside can guess, into texts that a tokenizer might read as one of ``tokens``;
-    :meth:`split` cuts the rendered text there."""
+    """Keeps untrusted text from being encoded as one of ``tokens``.
+
+    It inserts a random mark into texts that contain such a token or a part of one at their ends. :meth:`split` cuts the
+    rendered text at the marks, and the pieces are encoded separately.
+    """
 
     def __init__(self, tokens: Iterable[str]) -> None:
         tokens = sorted({t for t in tokens if t.strip()})
         self.mark = "".join(secrets.choice("0123456789") for _ in range(32))  # digits: no filter changes their case
         self._whole = re.compile(_any_of(tokens) or r"(?!)")
-        # A token may also come about where a text meets what the template, or another text, puts beside it.
-        self._beginnings = _signs(t[:n] for t in tokens for n in range(1, len(t)))
-        self._endings = _signs(t[n:] for t in tokens for n in range(1, len(t)))
-        self._middles = _signs(t[n:m] for t in tokens for n in range(1, len(t)) for m in range(n + 1, len(t)))
+        # A token may also arise where a text touches the template's text or another text.
+        self._beginnings = _with_symbols(t[:n] for t in tokens for n in range(1, len(t)))
+        self._endings = _with_symbols(t[n:] for t in tokens for n in range(1, len(t)))
+        self._middles = _with_symbols(t[n:m] for t in tokens for n in range(1, len(t)) for m in range(n + 1, len(t)))
         self._longest = max(map(len, tokens), default=1)
         self._first, self._last = frozenset(t[0] for t in tokens), frozenset(t[-1] for t in tokens)
 
     def text(self, text: str) -> str:
-        """``text``, marked where it must be."""
+        """Return ``text`` with marks where they are needed."""
         inner = text.strip()
         if not inner:
             return text
@@ -129,7 +136,7 @@ class Guard:
         return match.group()[0] + self.mark + match.group()[1:]
 
     def value(self, value: Any) -> Any:
-        """All texts in ``value``, keys included."""
+        """Return ``value`` with marks in all its texts, including keys."""
         match value:
             case str():
                 return self.text(value)
@@ -140,12 +147,12 @@ class Guard:
         return value
 
     def split(self, text: str) -> list[str]:
-        """``text`` without the marks, cut where they were."""
+        """Split ``text`` at the marks, which are removed."""
         return text.split(self.mark)
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A pattern for the longest of ``texts``, by their common beginnings: some models have hundreds of tokens."""
+    """Return a pattern for the longest of ``texts``, grouped by prefixes: some models have hundreds of tokens."""
     groups: dict[str, list[str]] = {}
     for text in texts:
         groups.setdefault(text[0], []).append(text)
@@ -160,6 +167,6 @@ def _any_of(texts: Iterable[str]) -> str:
     return "|".join(patterns)
 
 
-def _signs(texts: Iterable[str]) -> frozenset[str]:
-    """Those of ``texts`` that are no plain word: words are everywhere, and no template puts signs around them."""
+def _with_symbols(texts: Iterable[str]) -> frozenset[str]:
+    """Return those of ``texts`` that are not plain words. Words are common, and templates do not complete them."""
     return frozenset(text for text in texts if not text.isalnum())

@@ -1,4 +1,4 @@
-"""Tool-call parsers: how a model writes the calls of tools in its text, and how they are read back.
+"""Tool-call parsers: read and write tool calls in the text of a model.
 
 >>> import json
 >>> class Brackets(CallParser):
@@ -14,8 +14,8 @@
 >>> Brackets().read('ls {"path": "."}', ())
 ('ls', '{"path": "."}')
 
-docs/registry.md says how it gets a name. The gateway finds out which parser reads the calls that a chat template
-writes, and takes the first one.
+docs/registry.md shows how to register it. The gateway uses the first parser that reads the calls which the model's chat
+template writes.
 """
 
 from __future__ import annotations
@@ -31,33 +31,37 @@ __all__ = ["CallParser", "HermesParser", "QwenCoderParser"]
 
 
 class CallParser:
-    """What an author of a parser writes: the two markers of a call, :meth:`read` and :meth:`write`.
+    """Base class of tool-call parsers: define the two markers of a call, :meth:`read` and :meth:`write`.
 
-    Holds no state: one object reads any number of replies at once. What it reads comes from a model and may be
-    anything.
+    A parser has no state: one object parses many replies at the same time. Its input comes from a model and may be
+    anything. The module has an example.
     """
 
     open: ClassVar[str]
-    """What a call begins with. Text up to here is content."""
+    """The start marker of a call. Text before it is content."""
     close: ClassVar[str]
-    """What a call ends with. Several calls are several pairs of markers."""
+    """The end marker of a call. Each of several calls has its own markers."""
 
     def read(self, body: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-        """Name and arguments (the text of a JSON object) of the call whose text between the markers is ``body``.
+        """Parse the text between the markers and return the name and the arguments (text of a JSON object).
 
-        ``tools`` are those that the request offers, in OpenAI's form. Raises ValueError, LookupError or TypeError if
-        ``body`` is malformed; it then stays text, and is counted.
+        Args:
+            body: the text between the markers.
+            tools: the tools of the request, in OpenAI's form.
+
+        Raises:
+            ValueError, LookupError, TypeError: ``body`` is malformed. The call then stays text and is counted.
         """
         raise NotImplementedError(f"{type(self).__name__} has no read(): write `def read(self, body, tools)`")
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A whole call, with its markers, as a model would sample it: what samples of an action space are made of."""
+        """Return a whole call with its markers, as a model would sample it. Samples of action spaces use it."""
         raise NotImplementedError(f"{type(self).__name__} has no write(): write `def write(self, name, arguments)`")
 
     def scanner(self) -> Scanner:
-        """What finds the end of one call while its text comes: by default the first :attr:`close`.
+        """Return a scanner that finds the end of one call in streamed text; by default at the first :attr:`close`.
 
-        Write one where that marker may also stand inside of a call.
+        Override it if that marker may also occur inside a call.
         """
         return _UntilClose(self.close)
 

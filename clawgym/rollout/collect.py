@@ -12,9 +12,9 @@ from dataclasses import replace
 from clawgym.agents.protocol import Agent, ResidentAgent
 from clawgym.engines.protocol import Engine
 from clawgym.errors import ClawGymError
-from clawgym.gateway.here import SessionEngine
-from clawgym.gateway.request import Opened, SessionRequest
+from clawgym.gateway.request import SessionCredentials, SessionRequest
 from clawgym.gateway.server import Gateway
+from clawgym.gateway.session_engine import SessionEngine
 from clawgym.pool import EpisodeEnd
 from clawgym.records import Outcome
 from clawgym.rollout import Graded, run_episode
@@ -23,7 +23,7 @@ from clawgym.sandbox.protocol import Backend
 
 __all__ = ["AgentMaker", "collect_episode", "in_process", "over_http"]
 
-AgentMaker = Callable[[Gateway, Opened], Agent]
+AgentMaker = Callable[[Gateway, SessionCredentials], Agent]
 """Makes the agent of one episode; its model calls go to this session. The agent is closed after the episode."""
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clawgym.envs._replies import deltas_of, parser_of, reply_of
 from clawgym.envs.spaces import AssistantText, JsonList
-from clawgym.gateway.calls import Heard, canonical_messages
+from clawgym.gateway.calls import ReplyBuilder, canonical_messages
 
 TOOLS = [{"type": "function", "function": {"name": "exec", "parameters": {"type": "object"}}}]
 FORMS = ["message", "hermes", "qwen3-coder"]
@@ -43,10 +43,10 @@ def test_any_action_gives_a_message_with_same_deltas(form: str, action: str, num
     assert malformed >= 0
     assert canonical_messages([message], {}) == [message]
     json.dumps(message, ensure_ascii=False).encode()
-    heard = Heard()
+    reply = ReplyBuilder()
     for delta in deltas_of(message):
-        heard.take(delta)
-    assert heard.message == {**message, "content": message["content"] or None}
+        reply.take(delta)
+    assert reply.message == {**message, "content": message["content"] or None}
     ids = [c["id"] for c in message.get("tool_calls", ())]
     assert len(set(ids)) == len(ids)
     assert all(i.isalnum() for i in ids)

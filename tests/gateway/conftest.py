@@ -1,4 +1,4 @@
-"""A gateway on a real port over a scripted engine and a real pool."""
+"""Fixtures: a gateway on a real port, with a scripted engine and a real pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pool(tmp_path):
         yield pool
 
 
-class Desk:
+class GatewaySetup:
     """A running gateway and one open session."""
 
     def __init__(self, gateway, engine, session):
@@ -39,25 +39,27 @@ class Desk:
             yield client
 
     async def chat(self, messages, **more):
-        """One non-streaming answer, as the SDK gives it."""
+        """Send one request without streaming; return the SDK's response."""
         async with self.openai() as client:
             return await client.chat.completions.create(model="policy", messages=messages, **more)
 
 
 @pytest.fixture
-async def desk(model_folder, pool):
-    """``await desk(say, **engine options)``: a gateway over a scripted engine, with a session."""
+async def make_gateway(model_folder, pool):
+    """``await make_gateway(say, **engine options)``: a gateway with a scripted engine and one session."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(say, *, session=None, gateway=None, engine=None, **options):
             if engine is None:
-                engine = ScriptedEngine(model_folder, say if callable(say) else lambda _, n: said(say, n), **options)
+                engine = ScriptedEngine(
+                    model_folder, say if callable(say) else lambda _, n: reply_text(say, n), **options
+                )
             running = await stack.enter_async_context(Gateway(engine, pool, **(gateway or {})))
             await running.listen()
-            return Desk(running, engine, await running.open_session(SessionRequest(**(session or {}))))
+            return GatewaySetup(running, engine, await running.open_session(SessionRequest(**(session or {}))))
 
         yield make
 
 
-def said(answers, n):
+def reply_text(answers, n):
     return answers if isinstance(answers, str) else answers[n]

@@ -1,4 +1,4 @@
-"""Runs inside a box: sends raw requests to the one server it can reach, and says what came back.
+"""Runs inside a sandbox: sends raw requests to the server that it can reach, and prints the responses.
 
 stdin: JSON ``{"where": port or path, "requests": {name: latin-1 text}, "elsewhere": [[host, port] or path, ...]}``.
 stdout: JSON ``{"answers": {name: [statuses]}, "bodies": {name: text}, "reached": [...]}``. Standard library only.
@@ -29,7 +29,7 @@ def send(where, raw):
         try:
             peer.sendall(raw)
         except OSError:
-            pass  # refused before it was sent: what was said is still there to be read
+            pass  # refused before it was sent: the response can still be read
         peer.settimeout(20.0)
         while data := peer.recv(65536):
             got += data
@@ -39,7 +39,7 @@ def send(where, raw):
 
 
 def idle(where, count):
-    """Open ``count`` connections that begin a request and never end it; returns those that hold."""
+    """Open ``count`` connections that start a request and never end it; return those that stay open."""
     held = []
     for _ in range(count):
         try:

@@ -60,7 +60,7 @@ CHATML = (
 """
     + _OPEN
 )
-"""Appends only."""
+"""Only appends to the conversation."""
 
 FORGETFUL = (
     _HERMES_TOOLS
@@ -99,7 +99,7 @@ FORGETFUL = (
 """
     + _OPEN
 )
-"""Drops the reasoning of replies before the last question, as models that think do."""
+"""Drops the reasoning of replies before the last question, as reasoning models do."""
 
 THINKING = CHATML.replace("assistant\\n' }}{%- endif %}\n", "assistant\\n<think>\\n' }}{%- endif %}\n")
 """Opens the reply inside its reasoning."""
@@ -214,7 +214,7 @@ OPENERS = """\
 
 
 def write_model(folder: Path, template: str, *, sentencepiece: bool = False, special=(), eos="<|im_end|>") -> Path:
-    """A folder with a tokenizer (byte-level, or in the manner of SentencePiece with byte fallback) and a template."""
+    """Write a folder with a tokenizer (byte-level, or like SentencePiece with byte fallback) and a template."""
     folder.mkdir(parents=True)
     marks = [*(special or CHATML_SPECIAL), *MARKERS]
     added = [AddedToken(t, special=t not in MARKERS, normalized=False) for t in marks]

@@ -1,4 +1,4 @@
-"""The real OpenClaw as a process of its own on loopback, and nothing of it outside one folder."""
+"""Run the real OpenClaw as a process on loopback that writes only into one folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKEN = "a-token-for-the-tests"
 
 
 def provider(base_url: str, key: str, *, context_window: int = 128_000, **model: Any) -> dict[str, Any]:
-    """A model provider of OpenClaw's configuration: one session of our gateway."""
+    """A model provider in OpenClaw's configuration: one session of the gateway."""
     free = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
     about = {
         "id": "policy",
@@ -40,7 +40,7 @@ def provider(base_url: str, key: str, *, context_window: int = 128_000, **model:
 def configuration(
     port: int, workspace: Path, providers: Mapping[str, Any], defaults: Mapping[str, Any], tools: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A configuration that does nothing by itself: no channels, no plugins, no heartbeat, no update check."""
+    """A configuration without channels, plugins, heartbeat and update checks."""
     return {
         "gateway": {
             "port": port,
@@ -92,7 +92,7 @@ class OpenClaw:
         self.workspace = home / "work"
 
     async def configure(self, **defaults: Any) -> None:
-        """Change ``agents.defaults`` while it runs, and wait until it has heard of it."""
+        """Change ``agents.defaults`` while it runs, and wait until it has read the change."""
         path, log = self.home / ".openclaw" / "openclaw.json", self.home / "log.txt"
         before = log.read_text("utf-8", "replace").count(_TAKEN)
         config = json.loads(path.read_text("utf-8"))
@@ -105,8 +105,8 @@ class OpenClaw:
     async def chat(
         self, text: str, agent: str, *, session: str | None = None, timeout: float = 90.0, **more: Any
     ) -> tuple[int, str]:
-        """One user message to ``agent`` (a name of ``providers``): status and answer. What has the same ``session`` is
-        one conversation."""
+        """Send a user message to ``agent`` (a name of ``providers``); return status and answer. Messages with the same
+        ``session`` are one conversation."""
         sent = {"Authorization": f"Bearer {TOKEN}"}
         if session is not None:
             sent["x-openclaw-session-key"] = f"agent:{agent}:{session}"
@@ -127,7 +127,7 @@ async def openclaw(
     defaults: Mapping[str, Any] | None = None,
     tools: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[OpenClaw]:
-    """OpenClaw in the new folder ``home``, once it answers; ended with everything it started."""
+    """Start OpenClaw in the new folder ``home`` and wait until it answers; end it and its children afterwards."""
     node, entry = copy.node, copy.entry
     for name in ("tmp", "plugins", ".openclaw", *(f"work/{agent}" for agent in providers)):
         (home / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A token engine that says what a test tells it to, and remembers exactly what it was given."""
+"""A token engine with scripted replies, which records its inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clawgym.errors import EngineError
 
 @dataclass
 class Seen:
-    """One call of the engine: what it was given and what it gave."""
+    """One call of the engine: its inputs and outputs."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -29,10 +29,10 @@ class Seen:
 
 
 class ScriptedEngine:
-    """Answers with ``say(prompt text, number of the call)``: a text, or ids, or an exception to raise.
+    """Replies with ``say(prompt text, number of the call)``: a text, ids, or an exception to raise.
 
-    A text is tokenised by the model's tokenizer, or by ``spell`` (another spelling of the same text: what a model
-    samples is seldom what a tokenizer would make), and ends with the model's end of turn unless it runs out of
+    A text is tokenized by the model's tokenizer, or with ``spell`` to random other ids of the same text, since a model
+    seldom samples the ids that a tokenizer gives. It ends with the model's end of turn, unless it exceeds
     ``max_tokens``.
     """
 
@@ -97,7 +97,7 @@ class ScriptedEngine:
         return ids if self._spell is None else self._respell(ids)
 
     def _respell(self, ids: list[int]) -> list[int]:
-        """Other ids of the same text: some tokens in their parts."""
+        """Return other ids of the same text, with some tokens split."""
         rng, out = self._spell, []
         assert rng is not None
         for token in ids:
@@ -114,4 +114,4 @@ class ScriptedEngine:
 
 
 def refused(status: int, *, retryable: bool = False) -> EngineError:
-    return EngineError(f"upstream said {status}: wait", retryable=retryable, status=status)
+    return EngineError(f"endpoint returned {status}: wait", retryable=retryable, status=status)

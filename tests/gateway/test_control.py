@@ -1,4 +1,4 @@
-"""The control API: open, add, close, hold; on a socket of its own, with a secret of its own."""
+"""The control API: open, add turns, close, hold weights; with its own socket and secret."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASK = [{"role": "user", "content": "hello"}]
 
 
 class Owner:
-    """The control API as its owner uses it."""
+    """A client of the control API."""
 
     def __init__(self, client, control):
         self._client, self.control = client, control
@@ -33,11 +33,11 @@ class Owner:
 
 
 @pytest.fixture
-async def owner(desk, tmp_path):
+async def owner(make_gateway, tmp_path):
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(d):
-            control = await stack.enter_async_context(Control(d.gateway))
+        async def make(setup):
+            control = await stack.enter_async_context(Control(setup.gateway))
             path = tmp_path / "control.sock"
             await control.listen(path=path)
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -48,9 +48,9 @@ async def owner(desk, tmp_path):
         yield make
 
 
-async def test_open_work_close(desk, owner):
-    d = await desk("four")
-    call = await owner(d)
+async def test_open_use_and_close_session(make_gateway, owner):
+    setup = await make_gateway("four")
+    call = await owner(setup)
     status, group = await call("POST", "/groups", {"task_id": "t", "size": 1})
     assert status == 200
     status, opened = await call(
@@ -61,42 +61,42 @@ async def test_open_work_close(desk, owner):
     assert status == 200
     async with openai.AsyncOpenAI(base_url=opened["base_url"], api_key=opened["secret"]) as client:
         await client.chat.completions.create(model="policy", messages=ASK)
-    assert d.engine.seen[0].sampling.temperature == 0.5
+    assert setup.engine.seen[0].sampling.temperature == 0.5
     _, shown = await call("GET", f"/sessions/{opened['id']}")
     assert (shown["turns"], shown["roles"], shown["flawed"]) == (1, {"main": 1}, 0)
     done = {"outcome": "solved", "reward": 1, "rewards": {"strict": 1.0}}
     assert await call("POST", f"/sessions/{opened['id']}/close", done) == (200, {"closed": True})
-    episode = d.pool.episode(opened["id"])
+    episode = setup.pool.episode(opened["id"])
     assert (episode.outcome, episode.reward, episode.meta["a"]) == ("solved", 1.0, 1)
     _, stats = await call("GET", "/stats")
     assert stats["gateway"]["turns"] == 1
 
 
-async def test_closing_without_an_outcome_takes_the_key_away(desk, owner):
-    d = await desk("four")
-    call = await owner(d)
-    await d.chat(ASK)
-    assert (await call("POST", f"/sessions/{d.session.id}/close", {}))[0] == 200
+async def test_close_without_outcome_revokes_key(make_gateway, owner):
+    setup = await make_gateway("four")
+    call = await owner(setup)
+    await setup.chat(ASK)
+    assert (await call("POST", f"/sessions/{setup.session.id}/close", {}))[0] == 200
     with pytest.raises(openai.APIStatusError):
-        await d.chat(ASK)
-    d.gateway.sessions.forget(d.session.id)
+        await setup.chat(ASK)
+    setup.gateway.sessions.evict(setup.session.id)
     with pytest.raises(openai.AuthenticationError):
-        await d.chat(ASK)
-    assert (await call("POST", f"/sessions/{d.session.id}/close", {"outcome": "failed", "reward": 0}))[0] == 200
-    assert d.pool.episode(d.session.id).outcome == "failed"
+        await setup.chat(ASK)
+    assert (await call("POST", f"/sessions/{setup.session.id}/close", {"outcome": "failed", "reward": 0}))[0] == 200
+    assert setup.pool.episode(setup.session.id).outcome == "failed"
 
 
-async def test_white_box_turns(desk, owner):
-    d = await desk("four")
-    call = await owner(d)
+async def test_add_turns(make_gateway, owner):
+    setup = await make_gateway("four")
+    call = await owner(setup)
     rows = [
         {"prompt_ids": [1, 2], "sampled_ids": [3, 4], "logprobs": [-0.5, -0.25], "policy_version": 3},
         {"prompt_ids": [1, 2, 3, 4, 5], "sampled_ids": [6], "logprobs": [-1], "policy_version": 3},
         {"prompt_ids": [1, 2, 9], "sampled_ids": [7], "logprobs": [-2.0]},
     ]
-    assert await call("POST", f"/sessions/{d.session.id}/turns", {"turns": rows[:1]}) == (200, {"turns": 1})
-    assert await call("POST", f"/sessions/{d.session.id}/turns", {"turns": rows[1:]}) == (200, {"turns": 3})
-    turns = d.turns
+    assert await call("POST", f"/sessions/{setup.session.id}/turns", {"turns": rows[:1]}) == (200, {"turns": 1})
+    assert await call("POST", f"/sessions/{setup.session.id}/turns", {"turns": rows[1:]}) == (200, {"turns": 3})
+    turns = setup.turns
     assert [t.parent for t in turns] == [None, 0, None]
     assert [list(prompt_ids(turns, n)) for n in range(3)] == [row["prompt_ids"] for row in rows]
     assert [sum(s.mask) for s in sequences_of(turns)] == [3, 1]
@@ -105,53 +105,53 @@ async def test_white_box_turns(desk, owner):
         ({"prompt_ids": [1], "sampled_ids": [2], "logprobs": []}, "turns[0]"),
         ({"prompt_ids": [1], "tokens": []}, "turns[0].tokens"),
     ]:
-        status, answer = await call("POST", f"/sessions/{d.session.id}/turns", {"turns": [bad]})
+        status, answer = await call("POST", f"/sessions/{setup.session.id}/turns", {"turns": [bad]})
         assert status == 400
         assert named in answer["error"]["message"]
-    assert len(d.turns) == 3
+    assert len(setup.turns) == 3
 
 
-async def test_a_white_box_turn_continues_no_turn_that_is_not_proved(desk, owner):
-    d = await desk("four")
-    call = await owner(d)
+async def test_added_turn_does_not_continue_flawed_turn(make_gateway, owner):
+    setup = await make_gateway("four")
+    call = await owner(setup)
     rows = [
         {"prompt_ids": [1], "sampled_ids": [2], "logprobs": [-0.5]},
         {"prompt_ids": [1, 2, 3], "sampled_ids": [4], "logprobs": [-0.5], "flaw": "aborted"},
         {"prompt_ids": [1, 2, 3, 4, 5], "sampled_ids": [6], "logprobs": [-0.5]},
     ]
-    assert (await call("POST", f"/sessions/{d.session.id}/turns", {"turns": rows}))[0] == 200
-    assert [t.parent for t in d.turns] == [None, 0, 0]
-    assert [sum(s.mask) for s in sequences_of(d.turns)] == [2]
+    assert (await call("POST", f"/sessions/{setup.session.id}/turns", {"turns": rows}))[0] == 200
+    assert [t.parent for t in setup.turns] == [None, 0, 0]
+    assert [sum(s.mask) for s in sequences_of(setup.turns)] == [2]
 
 
-async def test_weights_are_held_between_turns(desk, owner):
-    d = await desk("one two three", pause=0.01)
-    call = await owner(d)
-    first = asyncio.ensure_future(d.chat(ASK))
-    await d.engine.called.wait()
+async def test_hold_weights_between_turns(make_gateway, owner):
+    setup = await make_gateway("one two three", pause=0.01)
+    call = await owner(setup)
+    first = asyncio.ensure_future(setup.chat(ASK))
+    await setup.engine.called.wait()
     assert (await call("POST", "/weights/hold", {}))[0] == 200
-    assert first.done() or len(d.turns) == 1, "held once the running turn has ended"
-    second = asyncio.ensure_future(d.chat(ASK))
+    assert first.done() or len(setup.turns) == 1, "held once the running turn has ended"
+    second = asyncio.ensure_future(setup.chat(ASK))
     await asyncio.sleep(0.1)
-    assert len(d.engine.seen) == 1
+    assert len(setup.engine.seen) == 1
     assert (await call("POST", "/weights/hold", {}))[0] == 200, "twice is once"
     assert (await call("POST", "/weights/release", {"policy_version": 5}))[0] == 200
     await asyncio.gather(first, second)
-    assert [t.policy_version for t in d.turns] == [0, 5]
+    assert [t.policy_version for t in setup.turns] == [0, 5]
 
 
-async def test_only_the_owner(desk, owner):
-    d = await desk("four")
-    call = await owner(d)
+async def test_control_token_is_required(make_gateway, owner):
+    setup = await make_gateway("four")
+    call = await owner(setup)
     for method, path in [
         ("POST", "/sessions"),
-        ("GET", f"/sessions/{d.session.id}"),
-        ("POST", f"/sessions/{d.session.id}/close"),
+        ("GET", f"/sessions/{setup.session.id}"),
+        ("POST", f"/sessions/{setup.session.id}/close"),
         ("POST", "/weights/hold"),
         ("GET", "/stats"),
         ("GET", "/nothing"),
     ]:
-        status, _ = await call(method, path, {}, token=d.session.secret)
+        status, _ = await call(method, path, {}, token=setup.session.secret)
         assert status == 401
     assert (await call("GET", "/nothing"))[0] == 404
     status, answer = await call("POST", "/sessions", {"chanel": "x"})
@@ -161,17 +161,17 @@ async def test_only_the_owner(desk, owner):
     assert (await call("POST", "/sessions/nobody/close", {}))[0] == 409
     async with aiohttp.ClientSession() as client:
         headers = {"Authorization": f"Bearer {call.control.token}"}
-        for path in ("/sessions", "/stats", f"/s/{d.session.id}/close"):
-            async with client.post(d.base_url.split("/s/")[0] + path, headers=headers, json={}) as response:
+        for path in ("/sessions", "/stats", f"/s/{setup.session.id}/close"):
+            async with client.post(setup.base_url.split("/s/")[0] + path, headers=headers, json={}) as response:
                 assert response.status == 404, "the agents' listener knows nothing of it"
 
 
-async def test_other_machines_only_with_a_certificate(desk, tmp_path):
-    d = await desk("four")
+async def test_public_address_needs_certificate(make_gateway, tmp_path):
+    setup = await make_gateway("four")
     with pytest.raises(GatewayError, match="--tls-cert"):
-        await d.gateway.listen(host="0.0.0.0")
+        await setup.gateway.listen(host="0.0.0.0")
     with pytest.raises(GatewayError, match="cannot listen"):
-        await d.gateway.listen(port=int(d.base_url.split(":")[2].split("/")[0]))
+        await setup.gateway.listen(port=int(setup.base_url.split(":")[2].split("/")[0]))
     process = await asyncio.create_subprocess_exec(
         "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem",
@@ -180,11 +180,11 @@ async def test_other_machines_only_with_a_certificate(desk, tmp_path):
     assert await process.wait() == 0
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    address = await d.gateway.listen(host="127.0.0.1", tls=tls)
+    address = await setup.gateway.listen(host="127.0.0.1", tls=tls)
     assert address.url.startswith("https://127.0.0.1:")
     trust = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
     async with aiohttp.ClientSession() as client:
-        url = d.gateway.base_url(d.session, address) + "/chat/completions"
-        headers = {"Authorization": f"Bearer {d.session.secret}"}
+        url = setup.gateway.base_url(setup.session, address) + "/chat/completions"
+        headers = {"Authorization": f"Bearer {setup.session.secret}"}
         async with client.post(url, json={"messages": ASK}, headers=headers, ssl=trust) as response:
             assert (await response.json())["choices"][0]["message"]["content"] == "four"

@@ -1,4 +1,4 @@
-"""Pieces of text, joined, are what the tokenizer makes of all ids."""
+"""Streamed text, joined, equals the decoding of all ids."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pieces(alphabet, ids, seed):
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 99))
-def test_joined_pieces_are_the_whole_for_any_ids(alphabet, data, seed):
+def test_joined_text_equals_decoding_of_all_ids(alphabet, data, seed):
     size = alphabet.tokenizer.get_vocab_size()
     some = st.integers(0, size - 1) | st.integers(0, 12) | st.integers(size - 300, size + 3)
     ids = data.draw(st.lists(some, max_size=30))
@@ -45,28 +45,28 @@ def test_joined_pieces_are_the_whole_for_any_ids(alphabet, data, seed):
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])), seed=st.integers(0, 99))
-def test_any_text_comes_back(alphabet, text, seed):
+def test_any_text_round_trip(alphabet, text, seed):
     ids = alphabet.tokenizer.encode(text, add_special_tokens=False).ids
     assert "".join(pieces(alphabet, ids, seed)) == alphabet.text(ids)
 
 
 @settings(max_examples=200, deadline=None)
 @given(raw=st.lists(st.sampled_from(b"\x41\x80\xbf\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\xff\xed\xa0"), max_size=20))
-def test_broken_bytes_give_the_same_marks(alphabet, raw):
+def test_invalid_bytes_give_replacement_characters(alphabet, raw):
     ids = [id_of(alphabet, byte) for byte in raw]
     assert "".join(pieces(alphabet, ids, 0)) == alphabet.text(ids)
     assert "".join(pieces(alphabet, ids * 3, 1)) == alphabet.text(ids * 3)
 
 
 def id_of(alphabet, byte):
-    """The id of a single byte: of its fallback token, or of its sign in the byte-level alphabet."""
+    """The id of a single byte: its fallback token, or its character in the byte-level alphabet."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     sign = chr(byte if byte in printable else 256 + others.index(byte))
     return alphabet.tokenizer.token_to_id(f"<0x{byte:02X}>" if alphabet.bytes_ids else sign)
 
 
-def test_text_is_told_as_soon_as_it_is_certain(alphabet):
+def test_text_is_returned_once_certain(alphabet):
     ids = alphabet.tokenizer.encode("the file 😀 and", add_special_tokens=False).ids
     decoder, told = Decoder(alphabet), ""
     for token in ids:
@@ -76,13 +76,13 @@ def test_text_is_told_as_soon_as_it_is_certain(alphabet):
     assert decoder.finish() == ""
 
 
-def test_turn_ends_are_no_text_and_markers_are(alphabet):
+def test_turn_end_is_hidden_and_markers_are_text(alphabet):
     encode = alphabet.tokenizer.encode
     ids = encode("<think>a</think>b<tool_call>c<|im_end|>d<|endoftext|>", add_special_tokens=False).ids
     assert alphabet.text(ids).replace(" ", "") == "<think>a</think>b<tool_call>cd"
 
 
-def test_an_unfinished_character_comes_at_the_end(alphabet):
+def test_incomplete_character_is_returned_at_end(alphabet):
     ids = alphabet.tokenizer.encode("a😀", add_special_tokens=False).ids[:-1]
     decoder = Decoder(alphabet)
     assert decoder.push(ids).strip() == "a"
@@ -90,7 +90,7 @@ def test_an_unfinished_character_comes_at_the_end(alphabet):
     assert decoder.finish() == ""
 
 
-def test_endless_noise_is_told_while_it_comes(alphabet):
+def test_noise_is_returned_while_streamed(alphabet):
     broken = [id_of(alphabet, 0xF0)] * 2000
     decoder = Decoder(alphabet)
     told = "".join(decoder.push([token]) for token in broken)
@@ -98,7 +98,7 @@ def test_endless_noise_is_told_while_it_comes(alphabet):
     assert told + decoder.finish() == "�" * 2000 == alphabet.text(broken)
 
 
-def test_a_tokenizer_without_a_decoder_has_no_bytes_to_wait_for():
+def test_tokenizer_without_decoder():
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "<0x41>": 2, "?": 3}, unk_token="?"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     plain = Alphabet(tokenizer)

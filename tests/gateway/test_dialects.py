@@ -1,4 +1,4 @@
-"""What holds for every dialect: no request breaks it, and any answer comes through whole."""
+"""Properties of all dialects: any request is parsed or refused, and any reply is complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clawgym.engines.protocol import CallDelta, Delta
 from clawgym.errors import EngineError
-from clawgym.gateway.calls import Heard, Refusal, chat_body
+from clawgym.gateway.calls import Refusal, ReplyBuilder, chat_body
 from clawgym.gateway.dialects.chat import ChatDialect
 from clawgym.gateway.dialects.messages import MessagesDialect
 from clawgym.gateway.dialects.responses import ResponsesDialect
@@ -97,7 +97,7 @@ good = {"messages": [{"role": "user", "content": "a"}], "input": "a", "max_token
 
 
 def places(value, path=()):
-    """Every place in a JSON value."""
+    """The path of every value in a JSON value."""
     yield path
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inside:
@@ -105,7 +105,7 @@ def places(value, path=()):
 
 
 def with_value(body, path, value):
-    """A copy of ``body`` with ``value`` at ``path``; gone if it is ``...``."""
+    """A copy of ``body`` with ``value`` at ``path``, or without it if ``value`` is ``...``."""
     if not path:
         return value
     copy = dict(body) if isinstance(body, dict) else list(body)
@@ -117,7 +117,7 @@ def with_value(body, path, value):
 
 
 @pytest.mark.parametrize(("dialect", "body"), CASES)
-def test_the_bodies_are_good(dialect, body):
+def test_example_bodies_are_valid(dialect, body):
     call = dialect.call(body, None)
     assert [m["role"] for m in call.messages][-3:] in (["user", "assistant", "tool"], ["assistant", "tool", "user"])
     assert call.messages[-2 if dialect is not DIALECTS[2] else -3]["tool_calls"][0]["id"] == "c"
@@ -127,7 +127,7 @@ def test_the_bodies_are_good(dialect, body):
 @pytest.mark.parametrize(("dialect", "body"), CASES)
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_a_request_is_understood_or_refused(dialect, body, data):
+def test_any_body_is_parsed_or_refused(dialect, body, data):
     for _ in range(data.draw(st.integers(1, 2))):
         path = data.draw(st.sampled_from([p for p in places(body) if p]))
         body = with_value(body, path, data.draw(st.just(...) | values))
@@ -156,7 +156,7 @@ def test_a_request_is_understood_or_refused(dialect, body, data):
         {},
     ],
 )
-def test_an_endpoint_of_text_is_asked_what_the_agent_asked(asked):
+def test_chat_body_equals_request(asked):
     body = {"messages": [{"role": "user", "content": "a"}], **asked}
     assert chat_body(ChatDialect().call(body, None)) == body
 
@@ -167,7 +167,7 @@ pieces = st.lists(
 
 
 def answer(kinds):
-    """Deltas with calls numbered as upstreams do, and the message they make."""
+    """Deltas with numbered calls, as engines send them, and the message that they form."""
     out, index = [], -1
     for kind in kinds:
         if kind == "call":
@@ -177,10 +177,10 @@ def answer(kinds):
             out.append(kind)
         elif out and out[-1].calls:
             out.append(Delta(calls=(CallDelta(index, arguments=" "),)))
-    heard = Heard()
+    reply = ReplyBuilder()
     for delta in out:
-        heard.take(delta)
-    return [*out, Delta(finish_reason="stop")], heard.message
+        reply.take(delta)
+    return [*out, Delta(finish_reason="stop")], reply.message
 
 
 async def said(deltas):
@@ -190,7 +190,7 @@ async def said(deltas):
 
 @settings(max_examples=150, deadline=None)
 @given(pieces)
-async def test_any_answer_comes_through_whole(kinds):
+async def test_any_reply_is_complete_in_response_and_stream(kinds):
     deltas, message = answer(kinds)
     calls = [c["function"]["arguments"] for c in message.get("tool_calls", ())]
 
@@ -211,7 +211,7 @@ async def test_any_answer_comes_through_whole(kinds):
 
 @settings(max_examples=150, deadline=None)
 @given(pieces)
-async def test_an_answer_that_is_sent_back_is_the_same_reply(kinds):
+async def test_reply_sent_back_is_same_reply(kinds):
     thoughts = [k for k in kinds if isinstance(k, Delta) and k.reasoning]
     deltas, message = answer([*thoughts, *(k for k in kinds if k not in thoughts)])
     if len(message) == 2 and message["content"] is None:
@@ -229,14 +229,14 @@ async def test_an_answer_that_is_sent_back_is_the_same_reply(kinds):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS[1:])
-async def test_mixed_calls_are_an_error(dialect):
+async def test_interleaved_calls_raise_engine_error(dialect):
     mixed = [Delta(calls=(CallDelta(n, f"c{n}", "exec", "{"),)) for n in (0, 1)]
     mixed.append(Delta(calls=(CallDelta(0, arguments="}"),)))
     with pytest.raises(EngineError, match="mixed"):
         await dialect.whole(said(mixed), dialect.call(good, None), good)
 
 
-async def test_arguments_that_are_no_object_are_shown_under_one_name():
+async def test_non_object_arguments_in_tool_use():
     deltas = [Delta(calls=(CallDelta(0, "c", "exec", "{broken"),)), Delta(finish_reason="tool_calls")]
     answer = await DIALECTS[2].whole(said(deltas), DIALECTS[2].call(good, None), good)
     assert answer["content"][0]["input"] == {"arguments": "{broken"}

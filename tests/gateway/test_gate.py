@@ -1,4 +1,4 @@
-"""Room for a turn, in order; no turn while weights change; no memory for those that cannot be served."""
+"""The gate: limits, order, a bounded queue, and no turn while weights change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def settle(turns=5):
         await asyncio.sleep(0)
 
 
-async def test_no_more_than_streams_run_and_they_start_in_order():
+async def test_streams_limit_and_order():
     gate = Gate(streams=2, waiting=10)
     order, go = [], asyncio.Event()
 
@@ -39,7 +39,7 @@ async def test_no_more_than_streams_run_and_they_start_in_order():
     assert (gate.running, gate.queued) == (0, 0)
 
 
-async def test_the_line_has_an_end():
+async def test_queue_is_limited():
     gate = Gate(streams=1, waiting=1)
     async with gate.turn():
         waiting = asyncio.ensure_future(gate.turn().__aenter__())
@@ -52,14 +52,14 @@ async def test_the_line_has_an_end():
         assert gate.queued == 0
 
 
-async def test_who_leaves_in_the_moment_it_is_admitted_gives_its_room_back():
+async def test_cancelled_admission_frees_slot():
     gate = Gate(streams=1, waiting=1)
     first = gate.turn()
     await first.__aenter__()
     leaves = asyncio.ensure_future(gate.turn().__aenter__())
     await settle()
     await first.__aexit__(None, None, None)
-    assert gate.running == 1  # it has its room, and has not run since
+    assert gate.running == 1  # it was admitted, but has not run yet
     leaves.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaves
@@ -97,7 +97,7 @@ async def test_weights_change_between_turns():
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(["turn", "leave", "cancel", "hold"]), max_size=30), st.randoms(use_true_random=False))
-def test_whatever_happens_nothing_is_lost(steps, rng):
+def test_random_operations_leak_no_slot(steps, rng):
     async def run():
         gate = Gate(streams=2, waiting=5)
         ends: list[tuple[asyncio.Event, asyncio.Task]] = []
@@ -124,7 +124,7 @@ def test_whatever_happens_nothing_is_lost(steps, rng):
                 end, task = ends.pop(rng.randrange(len(ends)))
                 end.set() if step == "leave" else task.cancel()
                 holds.append(task)
-            await settle(rng.randrange(6))  # in the middle of an admission too
+            await settle(rng.randrange(6))  # also during an admission
             assert gate.running <= 2
         for end, task in ends:
             end.set()

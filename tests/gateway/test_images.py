@@ -1,4 +1,4 @@
-"""Images through gateway and ledger: what was sampled can be computed again from what was stored."""
+"""Images through the gateway: log-probs can be computed again from the stored turns."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def shown(*images: Any, text: str = "what is this?") -> dict[str, Any]:
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
-async def test_log_probs_of_the_ledger_come_out_again(desk: Any, tmp_path: Any) -> None:
+async def test_stored_log_probs_with_images_are_reproduced(make_gateway: Any, tmp_path: Any) -> None:
     folder = make_tiny_model(tmp_path / "model", vision=True)
     engine = vision.VisionEngine(folder)
-    d = await desk("", engine=engine, session={"sampling": Sampling(max_tokens=8, seed=5)})
+    setup = await make_gateway("", engine=engine, session={"sampling": Sampling(max_tokens=8, seed=5)})
     history = [shown(ONE)]
     for more in (shown(OTHER, ONE, text="and <|image_pad|> here?"), None):
-        answer = (await d.chat(history)).choices[0].message
+        answer = (await setup.chat(history)).choices[0].message
         history += [{"role": "assistant", "content": answer.content}, *([more] if more else [])]
-    turns = d.turns
+    turns = setup.turns
     assert [turn.flaw for turn in turns] == [None, None]
     assert [turn.parent for turn in turns] == [None, 0]
     assert [turn.images for turn in turns] == [(ONE.sha256,), (OTHER.sha256, ONE.sha256)]
@@ -41,7 +41,7 @@ async def test_log_probs_of_the_ledger_come_out_again(desk: Any, tmp_path: Any) 
     for number, turn in enumerate(turns):
         ids = [*prompt_ids(turns, number), *turn.sampled_ids]
         assert ids.count(fresh.placeholder) == (1, 3)[number], "a text is never a place for an image"
-        stored = [d.pool.image(sha) for each in turns[: number + 1] for sha in each.images]
+        stored = [setup.pool.image(sha) for each in turns[: number + 1] for sha in each.images]
         sampled = turn.sampled_ids
         again = whole(fresh, ids, stored)[-len(sampled) - 1 : -1][range(len(sampled)), list(sampled)].tolist()
         assert list(turn.logprobs) == pytest.approx(again, abs=1e-5)

@@ -1,5 +1,5 @@
-"""From inside a box an agent reaches its own session, and nothing else: not another session, not the control API, and
-no outcome. Real boxes of every backend; whatever runs in there may send any bytes it likes.
+"""From inside a sandbox an agent reaches its own session, and nothing else: no other session, no control API, no
+outcome. Real sandboxes of every backend; the programs in them may send any bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from clawgym.bounds import LARGEST_BODY
 from clawgym.gateway.control import Control
-from clawgym.gateway.request import Opened
+from clawgym.gateway.request import SessionCredentials
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.sandbox import Backend, Sandbox, SandboxSpec
@@ -35,22 +35,22 @@ PROBE = (Path(__file__).parent / "inside.py").read_text()
 BODY = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8})
 
 
-class Inside:
-    """A box with an agent in it, a gateway that it can reach, its owner's control API, and somebody else's session."""
+class SandboxedAgent:
+    """A sandbox with an agent, a gateway that it can reach, the control API, and the session of another agent."""
 
-    def __init__(self, box: Sandbox, where: int | str, gateway: Gateway, control: Control) -> None:
-        self.box = box
+    def __init__(self, sandbox: Sandbox, where: int | str, gateway: Gateway, control: Control) -> None:
+        self.sandbox = sandbox
         self.where = where
         self.gateway = gateway
         self.control = control
         self.elsewhere: list[Any] = []
-        self.mine: Opened
-        self.other: Opened
+        self.mine: SessionCredentials
+        self.other: SessionCredentials
 
     def raw(
         self, path: str = "", *, method: str = "POST", body: str = BODY, key: str | None = "", head: str = ""
     ) -> str:
-        """One request; ``key`` is the agent's own unless given, None leaves it out."""
+        """One raw request; ``key`` is the agent's own by default, None leaves it out."""
         path = path or f"/s/{self.mine.id}/v1/chat/completions"
         lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close"]
         if "length:" not in head.lower() and "chunked" not in head.lower():
@@ -60,17 +60,17 @@ class Inside:
         return "\r\n".join([*lines, *([head] if head else []), "", body])
 
     async def ask(self, requests: Mapping[str, str], **more: Any) -> dict[str, Any]:
-        """Send ``requests`` from inside."""
+        """Send ``requests`` from inside the sandbox."""
         asked = {"where": self.where, "requests": dict(requests), **more}
-        argv = [*self.box.tool("python3"), "-I", "-S", "-c", PROBE]
-        done = await self.box.exec(
+        argv = [*self.sandbox.tool("python3"), "-I", "-S", "-c", PROBE]
+        done = await self.sandbox.exec(
             argv, stdin=json.dumps(asked).encode(), timeout=120, stdout_only=True, max_output=2**20
         )
         assert done.exit_code == 0, done.stderr.decode()
         return json.loads(done.output)
 
     def check_untouched(self) -> None:
-        """Nothing happened to the other session, and nobody has an outcome."""
+        """Check that the other session is unchanged and no episode has an outcome."""
         pool = self.gateway.pool
         assert pool.turns(self.other.id) == ()
         for session in (self.mine, self.other):
@@ -83,20 +83,20 @@ class Inside:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def inside(
     backend: Backend, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Inside]:
+) -> AsyncIterator[SandboxedAgent]:
     await backend.probe()
     folder = tmp_path_factory.mktemp("gateway")
     async with contextlib.AsyncExitStack() as stack:
         pool = stack.enter_context(contextlib.closing(Pool(folder / "pool.db")))
-        box = await backend.create(SandboxSpec())
-        stack.push_async_callback(box.close)
+        sandbox = await backend.create(SandboxSpec())
+        stack.push_async_callback(sandbox.close)
         engine = ScriptedEngine(model_folder, lambda prompt, n: "hello there")
         gateway = await stack.enter_async_context(Gateway(engine, pool))
         control = await stack.enter_async_context(Control(gateway))
-        sock = await box.listen(PORT)
+        sock = await sandbox.listen(PORT)
         await gateway.listen(sock=sock)
-        where = PORT if box.isolation.features["loopback"] else f"/dev/listen-{PORT}"
-        made = Inside(box, where, gateway, control)
+        where = PORT if sandbox.isolation.features["loopback"] else f"/dev/listen-{PORT}"
+        made = SandboxedAgent(sandbox, where, gateway, control)
         open_control = await control.listen()
         await control.listen(path=folder / "control.sock")
         port = int(open_control.url.rpartition(":")[2])
@@ -108,7 +108,7 @@ async def inside(
         made.check_untouched()
 
 
-async def test_an_agent_in_a_box_reaches_its_session(inside: Inside) -> None:
+async def test_agent_in_sandbox_reaches_its_session(inside: SandboxedAgent) -> None:
     stream = json.dumps({**json.loads(BODY), "stream": True})
     models = inside.raw(f"/s/{inside.mine.id}/v1/models", method="GET", body="")
     got = await inside.ask({"whole": inside.raw(), "stream": inside.raw(body=stream), "models": models})
@@ -120,13 +120,13 @@ async def test_an_agent_in_a_box_reaches_its_session(inside: Inside) -> None:
     assert all(turn.flaw is None and turn.sampled_ids for turn in turns)
 
 
-async def test_the_control_api_is_out_of_reach(inside: Inside) -> None:
+async def test_control_api_is_unreachable(inside: SandboxedAgent) -> None:
     got = await inside.ask({}, elsewhere=inside.elsewhere)
     assert got["reached"] == []
 
 
-def on_other_sessions(i: Inside) -> dict[str, str]:
-    """Ways to another session, whose id is known but not its secret."""
+def requests_to_other_sessions(i: SandboxedAgent) -> dict[str, str]:
+    """Requests to another session, whose id is known but not its secret."""
     chat, other, mine = "v1/chat/completions", i.other.id, i.mine.id
     paths = {
         "plain": f"/s/{other}/{chat}",
@@ -183,8 +183,8 @@ def on_other_sessions(i: Inside) -> dict[str, str]:
     return found | {f"method: {method}": i.raw(at, method=method) for method in methods}
 
 
-def on_the_owner(i: Inside) -> dict[str, str]:
-    """Ways to open, to close, to reward, from the agent's side."""
+def requests_to_control_api(i: SandboxedAgent) -> dict[str, str]:
+    """Requests of an agent to open, close or reward sessions."""
     outcome = json.dumps({"outcome": "solved", "reward": 1.0})
     paths = ["/sessions", f"/sessions/{i.mine.id}", f"/sessions/{i.mine.id}/close", f"/sessions/{i.mine.id}/turns"]
     paths += ["/groups", "/weights/hold", "/weights/release", "/stats", "/control", "/admin", "/metrics", "/"]
@@ -196,14 +196,14 @@ def on_the_owner(i: Inside) -> dict[str, str]:
             found[f"{method} {path}"] = i.raw(path, method=method, body=outcome)
     for name, key in (("no key", None), ("guess", "control"), ("part", i.control.token[:20])):
         found[name] = i.raw(f"/sessions/{i.mine.id}/close", body=outcome, key=key)
-    # Not even the owner's own token opens anything on the agents' side.
+    # The owner's token does not work on the agents' listener either.
     found["the token"] = i.raw(f"/sessions/{i.mine.id}/close", body=outcome, key=i.control.token)
     found["the token, chat"] = i.raw(key=i.control.token)
     return found
 
 
-@pytest.mark.parametrize("ways", [on_other_sessions, on_the_owner])
-async def test_nothing_else_is_answered(inside: Inside, ways: Any) -> None:
+@pytest.mark.parametrize("ways", [requests_to_other_sessions, requests_to_control_api])
+async def test_other_requests_are_refused(inside: SandboxedAgent, ways: Any) -> None:
     before = len(inside.gateway.pool.turns(inside.mine.id))
     requests = ways(inside)
     got = await inside.ask(requests)
@@ -216,8 +216,8 @@ async def test_nothing_else_is_answered(inside: Inside, ways: Any) -> None:
     assert inside.gateway.stats()["running"] == 0
 
 
-async def test_what_is_hidden_in_a_request_stays_hidden(inside: Inside) -> None:
-    """One request within another: whoever reads the inner one still asks it for its key, and it has none."""
+async def test_smuggled_requests_are_refused(inside: SandboxedAgent) -> None:
+    """One request hidden in another: the inner one has no key and is refused."""
     outcome = json.dumps({"outcome": "solved", "reward": 1.0})
     hidden = {
         "other": inside.raw(f"/s/{inside.other.id}/v1/chat/completions"),
@@ -250,7 +250,7 @@ async def test_what_is_hidden_in_a_request_stays_hidden(inside: Inside) -> None:
     inside.check_untouched()
 
 
-async def test_fields_of_a_request_are_no_orders_to_the_owner(inside: Inside) -> None:
+async def test_request_fields_do_not_control_gateway(inside: SandboxedAgent) -> None:
     fields = {"outcome": "solved", "reward": 1, "session": inside.other.id, "adapter": "other", "policy_version": 99}
     fields |= {"group": "g", "meta": {"outcome": "solved"}, "model": inside.other.id, "user": inside.other.id}
     head = "x-clawgym-outcome: solved\r\nx-clawgym-reward: 1\r\nx-clawgym-session: " + inside.other.id
@@ -262,7 +262,7 @@ async def test_fields_of_a_request_are_no_orders_to_the_owner(inside: Inside) ->
     assert inside.gateway.engine.seen[-1].adapter is None
 
 
-async def test_bodies_that_are_too_large_or_no_bodies(inside: Inside) -> None:
+async def test_too_large_and_missing_bodies(inside: SandboxedAgent) -> None:
     def head(length: int, extra: str = "") -> str:
         return inside.raw(body="", head=f"Content-Length: {length}{extra}")
 
@@ -298,14 +298,14 @@ async def test_bodies_that_are_too_large_or_no_bodies(inside: Inside) -> None:
     inside.check_untouched()
 
 
-async def test_connections_that_never_ask_do_not_keep_others_out(inside: Inside) -> None:
+async def test_idle_connections_do_not_block_others(inside: SandboxedAgent) -> None:
     got = await inside.ask({"still": inside.raw()}, idle=400)
     assert got["held"] == 400
     assert got["answers"]["still"] == [200]
 
 
-async def test_a_box_cannot_use_up_the_connections_of_all(inside: Inside) -> None:
-    sock = await inside.box.listen(PORT + 1)
+async def test_connections_per_sandbox_are_limited(inside: SandboxedAgent) -> None:
+    sock = await inside.sandbox.listen(PORT + 1)
     address = await inside.gateway.listen(sock=sock, connections=64)
     where = f"/dev/listen-{PORT + 1}" if isinstance(inside.where, str) else PORT + 1
     before = psutil.Process().num_fds()

@@ -1,4 +1,4 @@
-"""The four lines of ``docs/openclaw.md`` that point somebody's own OpenClaw at us, in the real one."""
+"""Run the configuration of ``docs/openclaw.md`` for an existing OpenClaw with the real OpenClaw."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from clawgym.pool import sequences_of
 PAGE = Path(__file__).parents[2] / "docs" / "openclaw.md"
 
 
-async def test_the_lines_of_the_page_do_it(desk, openclaw: Installation, tmp_path: Path) -> None:
-    there = await desk("I am here, and heard you.", context_window=100_000)
+async def test_page_configuration_connects_openclaw(make_gateway, openclaw: Installation, tmp_path: Path) -> None:
+    there = await make_gateway("I am here, and heard you.", context_window=100_000)
     lines = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     config = lines.replace("BASE_URL", there.base_url).replace("API_KEY", there.session.secret)
     (tmp_path / ".openclaw").mkdir()
     (tmp_path / ".openclaw" / "openclaw.json").write_text(config)
     env = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": os.environ["PATH"], "OPENCLAW_NO_RESPAWN": "1"}
-    env["OPENCLAW_BUNDLED_PLUGINS_DIR"] = str(tmp_path)  # quicker; the page works with them too
+    env["OPENCLAW_BUNDLED_PLUGINS_DIR"] = str(tmp_path)  # faster; it also works with the plugins
     argv = [
         str(openclaw.node),
         str(openclaw.entry),

@@ -1,4 +1,4 @@
-"""The real OpenClaw, made to compact and to call sub-agents: its calls get their roles, and an episode its samples."""
+"""Roles and training sequences of the real OpenClaw with compactions and sub-agents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def call(name, **arguments):
 
 
 class Asked:
-    """A prompt, as far as the scripts look at it."""
+    """The parts of a prompt that the scripts use."""
 
     def __init__(self, prompt: str) -> None:
         self.summary = "context summarization assistant" in prompt
@@ -49,7 +49,7 @@ class Asked:
 
 
 class Engine(ScriptedEngine):
-    """Dies in the middle of an answer, when told to."""
+    """An engine that fails in the middle of a reply, on request."""
 
     dies = False
 
@@ -64,7 +64,7 @@ class Engine(ScriptedEngine):
 
 
 class Agent:
-    """One agent of the running OpenClaw, with a session of ours of its own."""
+    """One agent of the running OpenClaw, with its own session of the gateway."""
 
     def __init__(self, claw: Claw, name: str) -> None:
         self.claw, self.name, self.session = claw, name, claw.opened[name]
@@ -83,7 +83,7 @@ class Agent:
         return [turn.role for turn in self.turns]
 
     async def until(self, done: Callable[[list], bool]):
-        """The turns, once ``done(roles)``: reports come when they come."""
+        """Wait until ``done(roles)`` and return the turns; reports arrive at any time."""
         async with asyncio.timeout(60):
             while not done(self.roles):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -95,7 +95,7 @@ class Agent:
 
 
 class Claw:
-    """OpenClaw on loopback, its models sessions of our gateway over a scripted engine."""
+    """OpenClaw on loopback, whose models are sessions of a gateway with a scripted engine."""
 
     def __init__(self, engine, gateway, opened, process) -> None:
         self.engine, self.gateway, self.opened, self.process = engine, gateway, opened, process
@@ -105,13 +105,13 @@ class Claw:
         self._free = {kind: [name for name in opened if name.startswith(kind)] for kind in WINDOWS}
 
     def take(self, kind, say) -> Agent:
-        """A fresh agent that is answered with ``say(asked, number of the call)``."""
+        """A new agent whose model replies with ``say(asked, number of the call)``."""
         agent = Agent(self, self._free[kind].pop(0))
         self.scripts[agent.session.id] = say
         return agent
 
     async def compact(self, mode) -> None:
-        """Have histories summed up in this way from now on."""
+        """Set the compaction mode from now on."""
         if mode != self.mode:
             await self.process.configure(compaction={**DEFAULTS["compaction"], "mode": mode})
             self.mode = mode
@@ -123,7 +123,7 @@ class Claw:
 
 
 WINDOWS = {"wide": 2_000_000, "small": 16_000}
-"""What OpenClaw is told. The reserve below makes it compact at the end of every run in the small one."""
+"""Context windows as OpenClaw is told. With the reserve below it compacts after every run in the small one."""
 DEFAULTS = {
     "compaction": {"mode": "default", "reserveTokens": 100_000, "keepRecentTokens": 500},
     "subagents": {"maxSpawnDepth": 2},
@@ -163,7 +163,7 @@ async def claw(model_folder):
 
 
 def check(agent):
-    """Every turn is what the engine saw; every id that main sampled is trained once. The samples."""
+    """Check that turns equal the engine's calls and that each id of main is trained on once; return the sequences."""
     turns = agent.turns
     assert len(turns) == len(agent.seen)
     rest = list(agent.seen)
@@ -218,11 +218,11 @@ RUNS = st.lists(
     max_examples=EXAMPLES,
     deadline=None,
     derandomize=True,
-    phases=[Phase.explicit, Phase.generate],  # an example takes an agent
+    phases=[Phase.explicit, Phase.generate],  # each example needs a new agent
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(runs=RUNS)
-async def test_an_episode_without_compaction_is_one_sample(claw, runs):
+async def test_episode_without_compaction_is_one_sequence(claw, runs):
     script = [reply for _, answers in runs for reply in answers]
     agent = claw.take("wide", lambda asked, n: script[n])
     for text, _ in runs:
@@ -239,7 +239,7 @@ async def test_an_episode_without_compaction_is_one_sample(claw, runs):
 
 
 def jobs(asked, *, spawns, works=(), report="april has 31 words, I counted them all"):
-    """What an agent says that hands jobs out, and what those say that do them."""
+    """Replies of an agent that delegates requests, and of its sub-agents."""
     if asked.job:
         return report if asked.after_tool or not works else works
     if ASK in asked.last:
@@ -247,7 +247,7 @@ def jobs(asked, *, spawns, works=(), report="april has 31 words, I counted them 
     return "I know more now, thank you."
 
 
-async def test_a_subagent_and_its_report(claw):
+async def test_subagent_and_report(claw):
     agent = claw.take("wide", lambda asked, n: jobs(asked, spawns=[call("sessions_spawn", task=JOB)]))
     await agent.chat()
     turns = await agent.until(lambda roles: len(roles) >= 4)
@@ -259,7 +259,7 @@ async def test_a_subagent_and_its_report(claw):
     assert len(sample.turns) == 4, "the line that OpenClaw puts before an old report changes nothing"
 
 
-async def test_two_subagents_side_by_side(claw):
+async def test_two_concurrent_subagents(claw):
     spawns = [call("sessions_spawn", task=JOB), call("sessions_spawn", task=f'{JOB}\nSay "naïve €" too.', label="may")]
     works = call("exec", command="sleep 0.3; echo at work")
     agent = claw.take("wide", lambda asked, n: jobs(asked, spawns=spawns, works=works))
@@ -272,7 +272,7 @@ async def test_two_subagents_side_by_side(claw):
     assert len(sequences_of(agent.turns, roles=("subagent",))) == 2
 
 
-async def test_a_subagents_subagent(claw):
+async def test_nested_subagent(claw):
     boss, worker = "BOSS: have all files below notes/ counted by others.", "WORKER: count the words of notes/april.md."
 
     def say(asked, n):
@@ -291,7 +291,7 @@ async def test_a_subagents_subagent(claw):
     assert len(sample.turns) == 3
 
 
-async def test_the_system_prompt_changes_within_a_conversation(claw):
+async def test_changed_system_prompt_in_conversation(claw):
     agent = claw.take("wide", lambda asked, n: jobs(asked, spawns=[call("sessions_spawn", task=JOB)]))
     messages = [{"role": "system", "content": "Be short, and be friendly."}, {"role": "user", "content": ASK}]
     await agent.chat(messages=messages)
@@ -301,7 +301,7 @@ async def test_the_system_prompt_changes_within_a_conversation(claw):
 
 
 @pytest.mark.parametrize("mode", ["default", "safeguard"])
-async def test_summaries_start_the_conversation_anew(claw, mode):
+async def test_compaction_starts_new_branch(claw, mode):
     def say(asked, n):
         if asked.summary:
             return f"The words of january and february were counted, summary {n}."
@@ -325,7 +325,7 @@ async def test_summaries_start_the_conversation_anew(claw, mode):
         assert roles.count("compaction") >= 4, "in parts"
 
 
-async def test_a_window_that_is_smaller_than_what_openclaw_was_told(claw):
+async def test_context_window_smaller_than_configured(claw):
     def say(asked, n):
         if asked.summary:
             return f"The words of january and february were counted, summary {n}."
@@ -345,7 +345,7 @@ async def test_a_window_that_is_smaller_than_what_openclaw_was_told(claw):
     assert len(check(agent)) == 2
 
 
-async def test_old_outputs_that_openclaw_takes_away_open_branches(claw):
+async def test_removed_tool_outputs_open_branches(claw):
     agent = claw.take(
         "small", lambda asked, n: "It is all done." if n == 5 else call("exec", command=LONG.format(n, 700))
     )
@@ -355,7 +355,7 @@ async def test_old_outputs_that_openclaw_takes_away_open_branches(claw):
     assert len(check(agent)) == 4
 
 
-async def test_a_call_to_a_tool_that_was_not_offered(claw):
+async def test_call_of_unknown_tool(claw):
     script = [call("nothing_like_it", x=1), call("exec", command="echo 1"), "It is all done."]
     agent = claw.take("wide", lambda asked, n: script[n])
     await agent.chat()
@@ -365,7 +365,7 @@ async def test_a_call_to_a_tool_that_was_not_offered(claw):
     assert [sample.turns for sample in check(agent)] == [(0,), (1, 2)]
 
 
-async def test_errors_in_the_middle(claw):
+async def test_engine_errors_in_conversation(claw):
     def say(asked, n):
         claw.engine.dies = n == 4
         if n in (1, 2):
@@ -384,7 +384,7 @@ async def test_errors_in_the_middle(claw):
     assert sample.turns == (0, 3, 5)
 
 
-async def test_conversations_of_one_agent(claw):
+async def test_several_conversations_of_one_agent(claw):
     agent = claw.take("wide", lambda asked, n: f"The answer is {n}.")
     await agent.chat(session="one")
     await agent.chat("Something else that is not alike at all.", session="two")

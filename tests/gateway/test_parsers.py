@@ -1,4 +1,4 @@
-"""Replies to reasoning, content and calls: whatever the pieces they come in."""
+"""Parse replies into reasoning, content and calls, however the text is split."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def coder(name="exec", /, **values):
 
 
 class Read:
-    """A reply, parsed in ``pieces``."""
+    """Parse a reply in the given chunks."""
 
     def __init__(self, pieces, style="hermes", tools=TOOLS, *, reasoning=False):
         pieces = [pieces] if isinstance(pieces, str) else pieces
@@ -77,33 +77,33 @@ def cut(text, seed, longest=7):
 
 
 @pytest.mark.parametrize("reply", ["", "four", "  four \n", "a < b, <tool", "</think> and <think> here", "{}"])
-def test_a_reply_without_markers_is_its_text(reply):
+def test_reply_without_markers_is_text(reply):
     assert Read(reply).outcome == (reply or None, None, [], 0)
 
 
-def test_reasoning_comes_without_the_spaces_around_its_markers():
+def test_reasoning_is_stripped_of_spaces_at_markers():
     read = Read("\n<think>\nhm\n\nyes\n</think>\n\nfour\n")
     assert read.outcome == ("four\n", "hm\n\nyes", [], 0)
 
 
-def test_reasoning_that_the_prompt_opened():
+def test_reasoning_opened_by_prompt():
     assert Read("hm\n</think>\n\nfour", reasoning=True).outcome == ("four", "hm", [], 0)
 
 
-def test_reasoning_that_does_not_end_is_reasoning():
+def test_unclosed_reasoning_is_reasoning():
     assert Read(f"<think>\nhm {hermes()} </thi").outcome == (None, f"hm {hermes()} </thi", [], 0)
 
 
-def test_thoughts_open_only_at_the_beginning():
+def test_think_marker_only_at_start():
     assert Read("say <think>a</think>").content == "say <think>a</think>"
 
 
-def test_a_call_keeps_its_arguments_as_they_were_written():
+def test_arguments_are_kept_as_sampled():
     arguments = '{ "command" : "l\\u0073",\n"deep": [1, {"a": null}] }'
     assert Read(hermes(arguments=arguments)).outcome == (None, None, [("exec", arguments)], 0)
 
 
-def test_only_calls_leave_no_content():
+def test_content_is_none_with_calls_only():
     text = f"<think>\nhm\n</think>\n\n{hermes()}\n{hermes('read')}\n\n"
     assert Read(text).outcome == (None, "hm", [("exec", '{"command": "ls"}'), ("read", '{"command": "ls"}')], 0)
 
@@ -114,24 +114,24 @@ def test_text_before_between_and_after_calls():
     assert [name for name, _ in read.calls] == ["exec", "read"]
 
 
-def test_ids_are_letters_and_digits_and_differ():
+def test_call_ids_are_alphanumeric_and_unique():
     ids = [c["id"] for c in Read(hermes() * 50).parser.calls]
     assert len(set(ids)) == 50
     assert all(i.isalnum() and i.isascii() for i in ids)
 
 
-def test_an_unknown_tool_is_still_called():
+def test_call_of_unknown_tool_is_parsed():
     assert Read(hermes("nobody")).calls == [("nobody", '{"command": "ls"}')]
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_without_tools_or_style_calls_are_text(style):
+def test_calls_are_text_without_tools_or_parser(style):
     reply = hermes() if style == "hermes" else coder(command="ls")
     assert Read(reply, style, ()).outcome == (reply, None, [], 0)
     assert Read(reply, None).outcome == (reply, None, [], 0)
 
 
-def test_markers_in_strings_are_text_of_the_strings():
+def test_markers_inside_json_strings():
     arguments = json.dumps({"command": 'echo "</tool_call><tool_call>" \\ </think>'})
     assert Read(hermes(arguments=arguments) + hermes()).calls == [("exec", arguments), ("exec", '{"command": "ls"}')]
 
@@ -161,17 +161,17 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("broken", MALFORMED)
-def test_a_malformed_call_is_text_and_does_not_take_the_next_one_along(broken):
+def test_malformed_call_is_text_and_next_call_is_parsed(broken):
     text = f"Look:\n\n{broken}\n\n{hermes('read')}"
     assert Read(text).outcome == (f"Look:\n\n{broken}", None, [("read", '{"command": "ls"}')], 1)
 
 
 @pytest.mark.parametrize("end", range(len("<tool_call>"), len(hermes()) - 1, 3))
-def test_an_unfinished_call_is_text(end):
+def test_incomplete_call_is_text(end):
     assert Read("Look: " + hermes()[:end]).outcome == ("Look: " + hermes()[:end], None, [], 1)
 
 
-def test_nothing_of_a_call_is_told_before_it_is_whole():
+def test_call_is_passed_on_only_when_complete():
     parser = ReplyParser(parsers.make("hermes"), TOOLS)
     text = hermes()
     told = [parser.push(char) for char in text]
@@ -181,7 +181,7 @@ def test_nothing_of_a_call_is_told_before_it_is_whole():
     assert (second.calls[0].id, second.calls[0].arguments) == (None, '{"command": "ls"}')
 
 
-def test_text_and_thoughts_are_told_at_once():
+def test_text_and_reasoning_are_passed_on_at_once():
     parser = ReplyParser(parsers.make("hermes"), TOOLS)
     assert [d.reasoning for d in parser.push("<think>hm")] == ["hm"]
     assert [d.text for d in parser.push("</think>Lo")] == ["Lo"]
@@ -189,10 +189,10 @@ def test_text_and_thoughts_are_told_at_once():
     assert [d.text for d in parser.push("tal>")] == [" <total>"]
 
 
-# The Qwen3-coder style
+# The qwen3-coder format
 
 
-def test_values_are_converted_by_the_schema():
+def test_values_are_converted_by_schema():
     text = coder(
         command="5", count="5", ratio="2.5", force="True", items='[1, "a"]', options='{"a": null}', maybe="null",
         either="7", other="8",
@@ -205,18 +205,18 @@ def test_values_are_converted_by_the_schema():
     }  # fmt: skip
 
 
-def test_what_fits_no_type_stays_as_it_was_said():
+def test_value_that_fits_no_type_stays_text():
     ((_, arguments),) = Read(coder(count="five", force="perhaps", items="{}", either="x"), "qwen3-coder").calls
     assert json.loads(arguments) == {"count": "five", "force": "perhaps", "items": "{}", "either": "x"}
 
 
-def test_values_keep_their_lines_and_spaces():
+def test_values_keep_newlines_and_spaces():
     value = "\n  if a < b:\n\tprint('é')\n\n"
     ((_, arguments),) = Read(coder(command=value), "qwen3-coder").calls
     assert json.loads(arguments) == {"command": value}
 
 
-def test_no_parameters_and_an_unknown_function():
+def test_function_without_parameters_and_unknown_function():
     assert Read(coder("nobody"), "qwen3-coder").calls == [("nobody", "{}")]
 
 
@@ -235,13 +235,13 @@ def test_no_parameters_and_an_unknown_function():
         "<tool_call>\n<function=exec>\n<parameter=ratio>\n1e999\n</parameter>\n</function>\n</tool_call>",
     ],
 )
-def test_malformed_in_the_coder_style(broken):
+def test_malformed_qwen3_coder_calls(broken):
     good = coder("read", command="ls")
     read = Read(f"Look: {broken}\n{good}", "qwen3-coder")
     assert read.outcome == (f"Look: {broken}", None, [("read", '{"command": "ls"}')], 1)
 
 
-# Any pieces, the same message
+# Any chunks give the same message
 
 PARTS = [
     "<tool_call>", "</tool_call>", "<think>", "</think>", "<function=exec>", "</function>", "<parameter=count>",
@@ -254,7 +254,7 @@ replies = st.lists(st.sampled_from(PARTS), max_size=14).map("".join)
 
 @settings(max_examples=400, deadline=None)
 @given(replies, st.integers(0, 99), st.sampled_from(STYLES), st.booleans())
-def test_the_message_does_not_depend_on_the_pieces(reply, seed, style, reasoning):
+def test_message_does_not_depend_on_chunks(reply, seed, style, reasoning):
     whole = Read(reply, style, reasoning=reasoning)
     pieces = Read(cut(reply, seed), style, reasoning=reasoning)
     assert pieces.outcome == whole.outcome
@@ -270,7 +270,7 @@ def test_the_message_does_not_depend_on_the_pieces(reply, seed, style, reasoning
 
 @settings(max_examples=400, deadline=None)
 @given(replies, st.sampled_from(STYLES))
-def test_a_reply_with_no_call_and_no_thought_is_its_text(reply, style):
+def test_reply_without_call_and_reasoning_is_text(reply, style):
     read = Read(reply, style)
     if not read.calls and not reply.lstrip().startswith("<think>"):
         assert (read.content or "") == reply
@@ -292,7 +292,7 @@ values = st.recursive(
 @given(
     st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3), st.integers(0, 9)
 )
-def test_every_valid_call_is_found(calls, seed):
+def test_every_valid_hermes_call_is_parsed(calls, seed):
     written = [(name, json.dumps(arguments, ensure_ascii=seed % 2 == 0)) for name, arguments in calls]
     text = "\n".join(hermes(name, arguments) for name, arguments in written)
     assert Read(cut(text, seed)).outcome == (None, None, written, 0)
@@ -303,12 +303,12 @@ plain = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda t: "<" n
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(["command", "path", "free text"]), plain), st.integers(0, 9))
-def test_every_valid_call_in_the_coder_style_is_found(values, seed):
+def test_every_valid_qwen3_coder_call_is_parsed(values, seed):
     ((name, arguments),) = Read(cut(coder("exec", **values), seed), "qwen3-coder").calls
     assert (name, json.loads(arguments)) == ("exec", values)
 
 
-# Hostile replies: each of these takes minutes where something is looked at again and again
+# Hostile replies: each takes minutes with a parser that reads text repeatedly
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -329,7 +329,7 @@ def test_every_valid_call_in_the_coder_style_is_found(values, seed):
     ],
 )
 @pytest.mark.parametrize("before", ["", "<tool_call>", '<tool_call>{"name": "', "<tool_call><function=a><parameter=b>"])
-def test_a_long_hostile_reply(style, unit, before):
+def test_long_hostile_reply_in_linear_time(style, unit, before):
     text = before + unit * (300_000 // len(unit))
     whole = Read(text, style)
     assert whole.calls == []
@@ -341,7 +341,7 @@ def test_a_long_hostile_reply(style, unit, before):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_long_arguments_in_small_pieces(style):
+def test_long_arguments_in_small_chunks(style):
     value = "<b>\\n{}]</b>" * 20_000
     text = hermes(arguments=json.dumps({"command": value})) if style == "hermes" else coder(command=value)
     read = Read(cut(text, 1), style)
@@ -358,7 +358,7 @@ def test_long_arguments_in_small_pieces(style):
     st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4),
     st.integers(0, 99),
 )
-def test_stop_strings_cut_at_the_first_that_is_complete(text, stops, seed):
+def test_stop_strings_cut_at_first_complete_one(text, stops, seed):
     ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
     wanted = text
     if ends:
@@ -372,11 +372,11 @@ def test_stop_strings_cut_at_the_first_that_is_complete(text, stops, seed):
     assert (got + cutter.finish(), met) == (wanted, bool(ends))
 
 
-def test_without_stop_strings_nothing_is_held():
+def test_nothing_is_held_without_stop_strings():
     assert StopStrings(()).push("abc") == ("abc", False)
 
 
-def test_after_a_stop_nothing_comes():
+def test_text_after_stop_is_dropped():
     cutter = StopStrings(["END"])
     assert cutter.push("aEN") == ("a", False)
     assert cutter.push("Db") == ("", True)

@@ -1,4 +1,4 @@
-"""Conversations to ids: nothing from outside becomes structure, and what is appended is what the template says."""
+"""Rendering: untrusted text adds no special tokens, and increments equal the template's rendering."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def id_of(renderer, token):
 
 
 def end_of(renderer):
-    """The id that the template ends a reply with."""
+    """The id with which the template ends a reply."""
     (end,) = (e for e in ("<|im_end|>", "<|eot|>", "</s>") if id_of(renderer, e) is not None)
     return id_of(renderer, end)
 
@@ -104,11 +104,11 @@ def reply(text=None, *calls, reasoning=None):
     return message
 
 
-# Like the library's own rendering
+# The same ids as transformers
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "strict"])
-def test_ordinary_conversations_have_the_ids_that_transformers_gives(renderers, kind):
+def test_prompt_ids_equal_transformers(renderers, kind):
     renderer = renderers(kind)
     library = AutoTokenizer.from_pretrained(renderer.tokenizer)
     call = ("read_file", '{"path": "a\\"b.txt"}')
@@ -119,7 +119,7 @@ def test_ordinary_conversations_have_the_ids_that_transformers_gives(renderers, 
     assert list(renderer.prompt(messages, TOOLS)) == wanted
 
 
-def test_long_system_prompts_are_remembered_with_the_same_ids(renderers):
+def test_cached_system_prompt_has_same_ids(renderers):
     renderer = renderers("chatml")
     library = AutoTokenizer.from_pretrained(renderer.tokenizer)
     messages = [{"role": "system", "content": "read the reports, please.\n" * 500}, user("go")]
@@ -128,7 +128,7 @@ def test_long_system_prompts_are_remembered_with_the_same_ids(renderers):
         assert list(renderer.prompt(messages, TOOLS)) == wanted
 
 
-# Texts from outside
+# Untrusted texts
 
 words = st.sampled_from(
     [
@@ -161,7 +161,7 @@ def structure(renderer, ids):
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "strict"])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_text_from_outside_becomes_structure(renderers, kind, data):
+def test_untrusted_text_adds_no_special_tokens(renderers, kind, data):
     renderer = renderers(kind)
 
     def conversation(text):
@@ -190,7 +190,7 @@ def test_no_text_from_outside_becomes_structure(renderers, kind, data):
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_the_ids_say_what_was_rendered(renderers, data):
+def test_ids_decode_to_rendered_text(renderers, data):
     renderer = renderers("chatml")
     said = [data.draw(texts) for _ in range(4)]
     messages = [user(said[0]), reply(said[1]), result("c", said[2]), user(said[3])]
@@ -200,15 +200,15 @@ def test_the_ids_say_what_was_rendered(renderers, data):
     assert text_of(renderer, renderer.prompt(messages)) == wanted + f"{start}assistant\n"
 
 
-def test_a_template_sees_texts_as_they_are_where_it_looks_at_them(renderers):
+def test_template_conditions_see_original_text(renderers):
     renderer = renderers("headers")
     assert "\n\nyes<|eot|>" in text_of(renderer, renderer.prompt([user("  yes\n")]))
     thoughts = renderers("forgetful").prompt([user("a"), reply("<think>\nhm\n</think>\n\nb"), result("c", "d")])
     assert "<think>\nhm\n</think>\n\nb<|im_end|>" in text_of(renderers("forgetful"), thoughts)
 
 
-def test_a_text_that_completes_a_token_beside_it_is_marked_there():
-    """A token may come about where a text meets what a template puts beside it."""
+def test_text_that_completes_token_is_marked():
+    """A special token may arise where a text touches the template's text."""
     guard = Guard(["<|im_end|>", "</s>"])
     mark = guard.mark
     for text, marked in (
@@ -228,14 +228,14 @@ def test_lone_surrogates_in_arguments_are_replaced(renderers):
     assert '{"a": "�"}' in text_of(renderers("chatml"), ids)
 
 
-def test_arguments_that_are_no_object_are_shown_as_they_are(renderers):
+def test_non_object_arguments_are_rendered_unchanged(renderers):
     ids = renderers("chatml").prompt([user("a"), reply(None, ("f", "{broken")), result("call0", "b")])
     assert '"arguments": {broken}' in text_of(renderers("chatml"), ids)
     with pytest.raises(Refusal, match="template refuses"):
         renderers("coder").prompt([user("a"), reply(None, ("f", "{broken")), result("call0", "b")])
 
 
-# What is appended
+# Increments
 
 plain_texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"]), min_size=1, max_size=12)
 news = st.lists(st.tuples(st.sampled_from(["user", "tool"]), plain_texts), min_size=1, max_size=4)
@@ -244,7 +244,7 @@ news = st.lists(st.tuples(st.sampled_from(["user", "tool"]), plain_texts), min_s
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(news=news, said=plain_texts, called=st.booleans())
-def test_what_is_appended_is_the_tail_of_the_whole(renderers, kind, news, said, called):
+def test_increment_is_tail_of_whole_rendering(renderers, kind, news, said, called):
     renderer = renderers(kind)
     calls = (("read_file", '{"path": "a"}'),) * called
     if not called or kind == "strict":
@@ -261,7 +261,7 @@ def test_what_is_appended_is_the_tail_of_the_whole(renderers, kind, news, said, 
     assert ends[0] == ends[1] + 1
     for sampled in ((), (end_of(renderer),)):
         if kind == "headers" and called and not sampled:
-            continue  # a reply that calls ends with another token there
+            continue  # a reply with calls ends with another token in this template
         ids = renderer.increment(sampled, new, tools)
         tail = text_of(renderer, ids)
         assert whole.endswith(tail.lstrip() if kind == "sentencepiece" else tail)
@@ -269,8 +269,8 @@ def test_what_is_appended_is_the_tail_of_the_whole(renderers, kind, news, said, 
 
 
 @pytest.mark.parametrize("kind", ["chatml", "headers", "sentencepiece"])
-def test_history_and_increments_have_the_ids_of_one_rendering(renderers, kind):
-    """For a template that only appends, ids put together turn by turn are those of the whole."""
+def test_increments_equal_whole_rendering(renderers, kind):
+    """For a template that only appends, the ids of all turns equal those of one rendering."""
     renderer = renderers(kind)
     messages = [user("go")]
     ids = list(renderer.prompt(messages, TOOLS))
@@ -286,14 +286,14 @@ def test_history_and_increments_have_the_ids_of_one_rendering(renderers, kind):
     assert ids == list(renderer.prompt(messages, TOOLS))
 
 
-def test_a_reply_that_ran_out_gets_its_end(renderers):
+def test_truncated_reply_gets_end_token(renderers):
     renderer = renderers("chatml")
     cut = renderer.increment((99,), [user("more")])
     whole = renderer.increment((99, min(renderer.stop_ids)), [user("more")])
     assert cut == (id_of(renderer, "<|im_end|>"), *whole)
 
 
-def test_an_end_that_the_template_knows_is_not_doubled(tmp_path):
+def test_sampled_end_token_is_not_repeated(tmp_path):
     folder = write_model(tmp_path / "m", **KINDS["headers"])
     begin, eot, eom = 0, 3, 4
     (folder / "generation_config.json").write_text(f'{{"eos_token_id": [{begin}, {eot}, {eom}]}}')
@@ -304,7 +304,7 @@ def test_an_end_that_the_template_knows_is_not_doubled(tmp_path):
     assert renderer.increment((5, begin), [user("a")])[0] == eot
 
 
-def test_a_reply_that_opened_the_next_turn(tmp_path):
+def test_reply_ending_with_opening_of_next_turn(tmp_path):
     folder = write_model(tmp_path / "m", models.OPENERS, special=("<|e|>", "<|user|>", "<|observation|>"), eos="<|e|>")
     user_id, observation = 1, 2
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, user_id, observation]}))
@@ -315,32 +315,32 @@ def test_a_reply_that_opened_the_next_turn(tmp_path):
     assert text_of(renderer, renderer.increment((5,), [user("a")])) == "<|user|>a<|assistant|>"
 
 
-def test_results_that_cannot_be_shown_are_refused_and_never_dropped(tmp_path):
+def test_unsupported_tool_results_are_refused(tmp_path):
     dropping = models.CHATML.replace("+ message.content + '\\n</tool_response>'", "+ '</tool_response>'")
     for n, template in enumerate((models.NAMED, dropping)):
         assert template != models.CHATML
         renderer = Renderer(write_model(tmp_path / str(n), template))
-        with pytest.raises(Refusal, match="shows no results of tools"):
+        with pytest.raises(Refusal, match="does not render tool results"):
             renderer.increment((), [result("c", "a")])
         assert renderer.increment((), [user("a")])
-        assert any("shows no results of tools" in problem for problem in renderer.check())
+        assert any("does not render tool results" in problem for problem in renderer.check())
 
 
-def test_increments_do_not_render_tools_again(renderers):
+def test_increment_does_not_render_tools(renderers):
     assert "read_file" not in text_of(renderers("chatml"), renderers("chatml").increment((), [user("a")], TOOLS))
 
 
-# Reading a reply
+# Parsing replies
 
 
 @pytest.mark.parametrize(
     ("kind", "style"), [("chatml", "hermes"), ("coder", "qwen3-coder"), ("headers", None), ("strict", None)]
 )
-def test_the_style_is_found_in_the_template(renderers, kind, style):
+def test_call_parser_is_detected(renderers, kind, style):
     assert renderers(kind).call_parser == style
 
 
-def test_a_reply_starts_inside_reasoning_where_the_prompt_does(renderers):
+def test_reply_starts_in_reasoning_if_prompt_opens_it(renderers):
     for kind, content, reasoning in (("thinking", None, "hm"), ("chatml", "hm", None)):
         renderer = renderers(kind)
         prompt = renderer.prompt([user("a <think>")], TOOLS)
@@ -351,7 +351,7 @@ def test_a_reply_starts_inside_reasoning_where_the_prompt_does(renderers):
 
 
 @pytest.mark.parametrize("kind", ["chatml", "coder", "forgetful"])
-def test_calls_are_read_as_they_are_rendered(renderers, kind):
+def test_rendered_calls_are_parsed(renderers, kind):
     renderer = renderers(kind)
     arguments = {"path": "a </think> b\nc", "é": "x"}
     calls = [("read_file", json.dumps(arguments, ensure_ascii=False)), ("read_file", "{}")]
@@ -368,7 +368,7 @@ def test_calls_are_read_as_they_are_rendered(renderers, kind):
     assert (parser.content.strip(), parser.malformed) == ("Look", 0)
 
 
-def test_stop_ids_come_from_the_folder_and_the_template(tmp_path):
+def test_stop_ids_from_folder_and_template(tmp_path):
     folder = write_model(tmp_path / "m", models.CHATML, eos="<|endoftext|>")
     assert Renderer(folder).stop_ids == {0, 2}
     (folder / "generation_config.json").write_text('{"eos_token_id": [1, 0]}')
@@ -378,7 +378,7 @@ def test_stop_ids_come_from_the_folder_and_the_template(tmp_path):
         Renderer(folder)
 
 
-# What is wrong with a template
+# Problems of templates
 
 
 def test_good_templates_have_no_problems(renderers):
@@ -395,11 +395,11 @@ def test_good_templates_have_no_problems(renderers):
         ("strict", "drops tool definitions"),
     ],
 )
-def test_problems_are_named(renderers, kind, problem):
+def test_template_problems_are_named(renderers, kind, problem):
     assert any(problem in found for found in renderers(kind).check())
 
 
-def test_a_template_that_changes_what_was_said(tmp_path):
+def test_template_that_changes_replies(tmp_path):
     template = models.CHATML.replace(
         "{%- for message in messages %}", "{{ messages | length }}{%- for message in messages %}", 1
     )
@@ -407,9 +407,9 @@ def test_a_template_that_changes_what_was_said(tmp_path):
     assert any("changes the conversation before a user message" in p for p in Renderer(folder).check())
 
 
-def test_images_need_a_template_that_takes_them(renderers, tmp_path):
+def test_images_need_template_support(renderers, tmp_path):
     message = {"role": "user", "content": [{"type": "image", "sha256": "00"}, {"type": "text", "text": "what"}]}
-    with pytest.raises(Refusal, match=r"messages\[0\]' holds an image"):
+    with pytest.raises(Refusal, match=r"messages\[0\]' contains an image"):
         renderers("chatml").prompt([message])
     shown = "(message.content if message.content is string else '(picture)' + message.content[-1].text)"
     template = models.CHATML.replace("message.role + '\\n' + message.content", f"message.role + '\\n' + {shown}")
@@ -417,13 +417,13 @@ def test_images_need_a_template_that_takes_them(renderers, tmp_path):
     assert "(picture)what<|im_end|>" in text_of(renderer, renderer.prompt([message]))
 
 
-def test_templates_run_in_a_sandbox(tmp_path):
+def test_templates_run_in_jinja_sandbox(tmp_path):
     template = models.CHATML + "{{ messages.__class__.__mro__ }}"
     with pytest.raises(GatewayError, match="unsafe"):
         Renderer(write_model(tmp_path / "m", template))
 
 
-def test_what_cannot_be_loaded_says_so(tmp_path):
+def test_unloadable_model_is_reported(tmp_path):
     with pytest.raises(GatewayError, match="no tokenizer can be loaded"):
         Renderer(tmp_path)
     folder = write_model(tmp_path / "m", models.CHATML)
@@ -432,14 +432,14 @@ def test_what_cannot_be_loaded_says_so(tmp_path):
         Renderer(folder)
 
 
-def test_the_run_manifest_tells_models_apart(renderers, tmp_path):
+def test_identity_differs_between_models(renderers, tmp_path):
     one, other = renderers("chatml").identity(), renderers("thinking").identity()
     assert one["renderer_sha256"] != other["renderer_sha256"]
     assert renderers("chatml", template_kwargs={"a": 1}).identity()["renderer_sha256"] != one["renderer_sha256"]
     assert renderers("chatml").identity() == one
 
 
-def test_a_style_that_only_looks_known_is_none(tmp_path):
+def test_similar_call_format_has_no_parser(tmp_path):
     folder = write_model(tmp_path / "m", models.OPENERS, special=("<|e|>", "<|user|>", "<|observation|>"), eos="<|e|>")
     assert Renderer(folder).call_parser == "hermes"
     other = models.OPENERS.replace("(call.function | tojson)", "call.function.name")

@@ -1,4 +1,4 @@
-"""Responses with the real ``openai`` client."""
+"""The responses dialect with the real ``openai`` client."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ THOUGHT = "<think>\ntwo and two\n</think>\n\n"
 ASK = [{"role": "user", "content": "hello"}]
 
 
-async def create(desk, given=ASK, **more):
-    async with desk.openai() as client:
+async def create(setup, given=ASK, **more):
+    async with setup.openai() as client:
         return await client.responses.create(model="policy", input=given, **more)
 
 
-async def stream(desk, given=ASK, **more):
-    """The events, and the response that the client makes of them."""
-    async with desk.openai() as client:
+async def stream(setup, given=ASK, **more):
+    """Return the events, and the response that the client builds from them."""
+    async with setup.openai() as client:
         events = []
         async with client.responses.stream(model="policy", input=given, **more) as answer:
             async for event in answer:
@@ -43,16 +43,16 @@ async def stream(desk, given=ASK, **more):
 
 
 def sent(answer):
-    """The output as a client sends it back."""
+    """The output of a response as a client sends it back."""
     return [item.model_dump(exclude_none=True) for item in answer.output]
 
 
-async def test_an_answer_and_its_record(desk):
-    d = await desk("the total is four")
-    answer = await create(d, "hello", instructions="be brief", temperature=0.7, max_output_tokens=50)
+async def test_response_and_stored_turn(make_gateway):
+    setup = await make_gateway("the total is four")
+    answer = await create(setup, "hello", instructions="be brief", temperature=0.7, max_output_tokens=50)
     assert answer.output_text == "the total is four"
     assert (answer.status, answer.store, answer.error) == ("completed", False, None)
-    (seen,), (turn,) = d.engine.seen, d.turns
+    (seen,), (turn,) = setup.engine.seen, setup.turns
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(seen.prompt), len(seen.sampled))
     assert (seen.sampling.temperature, seen.sampling.max_tokens) == (0.7, 50)
     assert turn.messages == ({"role": "system", "content": "be brief"}, *ASK)
@@ -60,9 +60,9 @@ async def test_an_answer_and_its_record(desk):
     assert answer.id == turn.id
 
 
-async def test_calls_are_items_and_their_outputs_continue_the_turn(desk):
-    d = await desk([f"{THOUGHT}Look\n{CALL}\n{OTHER}", "done"])
-    answer = await create(d, tools=TOOLS, instructions="help")
+async def test_function_call_items_and_outputs_continue_turn(make_gateway):
+    setup = await make_gateway([f"{THOUGHT}Look\n{CALL}\n{OTHER}", "done"])
+    answer = await create(setup, tools=TOOLS, instructions="help")
     thought, text, one, other = answer.output
     assert (thought.type, thought.content[0].text, text.content[0].text) == ("reasoning", "two and two", "Look")
     assert (one.name, one.arguments, other.arguments) == ("exec", '{"command": "ls"}', '{"command": "pwd"}')
@@ -70,40 +70,40 @@ async def test_calls_are_items_and_their_outputs_continue_the_turn(desk):
         {"type": "function_call_output", "call_id": one.call_id, "output": "a.csv"},
         {"type": "function_call_output", "call_id": other.call_id, "output": [{"type": "input_text", "text": "/root"}]},
     ]
-    await create(d, [*ASK, *sent(answer), *outputs], tools=TOOLS, instructions="help")
-    first, second = d.turns
+    await create(setup, [*ASK, *sent(answer), *outputs], tools=TOOLS, instructions="help")
+    first, second = setup.turns
     assert second.parent == 0
     assert [m["content"] for m in second.messages] == ["a.csv", "/root"]
-    start = d.engine.seen[0].prompt + tuple(d.engine.seen[0].sampled)
-    assert d.engine.seen[1].prompt[: len(start)] == start
+    start = setup.engine.seen[0].prompt + tuple(setup.engine.seen[0].sampled)
+    assert setup.engine.seen[1].prompt[: len(start)] == start
     assert first.reply["tool_calls"][0]["id"] == one.call_id
 
 
-async def test_reasoning_and_ids_may_be_left_out(desk):
-    d = await desk([f"{THOUGHT}Look\n{CALL}", "done"])
-    answer = await create(d, tools=TOOLS)
+async def test_reasoning_and_ids_are_optional(make_gateway):
+    setup = await make_gateway([f"{THOUGHT}Look\n{CALL}", "done"])
+    answer = await create(setup, tools=TOOLS)
     items = [
         {k: v for k, v in item.items() if k not in ("id", "status")}
         for item in sent(answer)
         if item["type"] != "reasoning"
     ]
     output = {"type": "function_call_output", "call_id": answer.output[-1].call_id, "output": "a"}
-    await create(d, [*ASK, *items, output], tools=TOOLS)
-    assert d.turns[1].parent == 0
+    await create(setup, [*ASK, *items, output], tools=TOOLS)
+    assert setup.turns[1].parent == 0
 
 
-async def test_text_on_both_sides_of_a_call_is_one_reply(desk):
-    d = await desk([f"Look\n{CALL}\nthere", "done"])
-    answer = await create(d, tools=TOOLS)
+async def test_text_around_call_is_one_reply(make_gateway):
+    setup = await make_gateway([f"Look\n{CALL}\nthere", "done"])
+    answer = await create(setup, tools=TOOLS)
     assert [item.type for item in answer.output] == ["message", "function_call", "message"]
     output = {"type": "function_call_output", "call_id": answer.output[1].call_id, "output": "a"}
-    await create(d, [*ASK, *sent(answer), output], tools=TOOLS)
-    assert d.turns[1].parent == 0
+    await create(setup, [*ASK, *sent(answer), output], tools=TOOLS)
+    assert setup.turns[1].parent == 0
 
 
-async def test_the_stream_is_the_answer(desk):
-    d = await desk(f"{THOUGHT}Look\n{CALL}\n{OTHER}", pause=0.0005)
-    events, answer = await stream(d, tools=TOOLS)
+async def test_stream_equals_response(make_gateway):
+    setup = await make_gateway(f"{THOUGHT}Look\n{CALL}\n{OTHER}", pause=0.0005)
+    events, answer = await stream(setup, tools=TOOLS)
     assert [e.sequence_number for e in events] == list(range(len(events)))
     kinds = [e.type.removeprefix("response.") for e in events]
     assert (kinds[0], kinds[1], kinds[-1]) == ("created", "in_progress", "completed")
@@ -117,31 +117,31 @@ async def test_the_stream_is_the_answer(desk):
     assert [item.arguments for item in answer.output[2:]] == ['{"command": "ls"}', '{"command": "pwd"}']
     done = [e.item for e in events if e.type == "response.output_item.done"]
     assert [i.id for i in done] == [i.id for i in answer.output] == list(dict.fromkeys(i.id for i in done))
-    (seen,), (turn,) = d.engine.seen, d.turns
+    (seen,), (turn,) = setup.engine.seen, setup.turns
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(seen.prompt), len(seen.sampled))
     assert [c["id"] for c in turn.reply["tool_calls"]] == [i.call_id for i in answer.output[2:]]
 
 
-async def test_text_streams_token_by_token(desk):
-    d = await desk("the total is four")
-    d.engine.before_end = asyncio.Event()
+async def test_text_streams_token_by_token(make_gateway):
+    setup = await make_gateway("the total is four")
+    setup.engine.before_end = asyncio.Event()
     got = ""
-    async with d.openai() as client:
+    async with setup.openai() as client:
         async for event in await client.responses.create(model="policy", input="hello", stream=True):
             if event.type == "response.output_text.delta":
                 got += event.delta
-                if not d.engine.before_end.is_set():
-                    assert not d.turns, "the engine has not ended, and text is here"
-                    d.engine.before_end.set()
+                if not setup.engine.before_end.is_set():
+                    assert not setup.turns, "the engine has not ended, and text is here"
+                    setup.engine.before_end.set()
     assert got == "the total is four"
 
 
-async def test_an_answer_that_ran_out(desk):
-    d = await desk("one two three four")
-    answer = await create(d, max_output_tokens=2)
+async def test_incomplete_response(make_gateway):
+    setup = await make_gateway("one two three four")
+    answer = await create(setup, max_output_tokens=2)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.output[0].status == "incomplete"
-    async with d.openai() as client:
+    async with setup.openai() as client:
         events = [
             e async for e in await client.responses.create(model="p", input="a", max_output_tokens=2, stream=True)
         ]
@@ -149,22 +149,24 @@ async def test_an_answer_that_ran_out(desk):
     assert events[-1].response.incomplete_details.reason == "max_output_tokens"
 
 
-async def test_parts_and_roles(desk):
-    d = await desk("four")
+async def test_parts_and_roles(make_gateway):
+    setup = await make_gateway("four")
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    await create(d, [{"role": "developer", "content": "brief"}, {"type": "message", "role": "user", "content": parts}])
-    assert d.turns[0].messages == ({"role": "system", "content": "brief"}, {"role": "user", "content": "ab"})
+    await create(
+        setup, [{"role": "developer", "content": "brief"}, {"type": "message", "role": "user", "content": parts}]
+    )
+    assert setup.turns[0].messages == ({"role": "system", "content": "brief"}, {"role": "user", "content": "ab"})
 
 
-async def test_images_are_data_urls(desk):
-    d = await desk("four")
+async def test_images_must_be_data_urls(make_gateway):
+    setup = await make_gateway("four")
     inline = f"data:image/png;base64,{base64.b64encode(b'PNG').decode()}"
     for url, words in ((inline, "takes none"), ("http://127.0.0.1/x.png", "nothing is fetched")):
         with pytest.raises(openai.BadRequestError, match=words):
             await create(
-                d, [{"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "auto"}]}]
+                setup, [{"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "auto"}]}]
             )
-    assert not d.engine.seen
+    assert not setup.engine.seen
 
 
 @pytest.mark.parametrize(
@@ -192,39 +194,39 @@ async def test_images_are_data_urls(desk):
         ({"temperature": "hot"}, "temperature"),
     ],
 )
-async def test_what_cannot_be_done_is_refused(desk, asked, words):
-    d = await desk("four")
-    async with d.openai() as client:
+async def test_unsupported_request_is_refused(make_gateway, asked, words):
+    setup = await make_gateway("four")
+    async with setup.openai() as client:
         with pytest.raises(openai.BadRequestError, match=words) as caught:
             await client.post("/responses", body={"model": "policy", "input": "hello", **asked}, cast_to=object)
     assert caught.value.type == "invalid_request_error"
-    assert not d.engine.seen
+    assert not setup.engine.seen
 
 
-async def test_errors_have_openais_form(desk):
+async def test_openai_error_form(make_gateway):
     errors = [
         (ContextLengthExceeded("the prompt has 9 tokens"), openai.BadRequestError, "context_length_exceeded"),
         (refused(429, retryable=True), openai.RateLimitError, "rate_limit_exceeded"),
         (refused(500), openai.InternalServerError, "upstream_failed"),
     ]
     for error, kind, code in errors:
-        d = await desk(lambda *_, error=error: error)
+        setup = await make_gateway(lambda *_, error=error: error)
         with pytest.raises(kind) as caught:
-            await create(d)
+            await create(setup)
         assert caught.value.code == code
         with pytest.raises(kind):
-            await stream(d)
+            await stream(setup)
 
 
-async def test_an_upstream_that_dies_in_the_middle(desk):
-    d = await desk("one two three")
+async def test_engine_failure_in_stream(make_gateway):
+    setup = await make_gateway("one two three")
 
     async def dies(*_, **__):
         async for tokens in generate(*_, **__):
             yield tokens
             raise refused(500)
 
-    generate, d.engine.generate = d.engine.generate, dies
-    with pytest.raises(openai.APIError, match="upstream said 500"):
-        await stream(d)
-    assert d.turns[0].finish_reason == "error"
+    generate, setup.engine.generate = setup.engine.generate, dies
+    with pytest.raises(openai.APIError, match="endpoint returned 500"):
+        await stream(setup)
+    assert setup.turns[0].finish_reason == "error"

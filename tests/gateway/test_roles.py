@@ -1,6 +1,6 @@
-"""What a call is for, from the words alone; what is unsure is unknown.
+"""Roles of calls, determined from their texts alone; uncertain calls are unknown.
 
-The shapes are those that OpenClaw 2026.4.1 was seen to send (``test_openclaw_roles.py`` has it do so), in our words.
+The requests have the structure of those by OpenClaw 2026.4.1 (see ``test_openclaw_roles.py``), with other texts.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ def history(system, *texts):
 
 
 @pytest.fixture
-async def agent(desk):
-    """``await agent(say, (messages, tools), ...)`` -> the roles that the turns got."""
+async def agent(make_gateway):
+    """``await agent(say, (messages, tools), ...)`` returns the roles of the turns."""
 
     async def work(say, *calls, headers=None):
-        d = await desk(say)
+        setup = await make_gateway(say)
         for messages, tools in calls:
-            await d.chat(messages, extra_headers=headers or {}, **({"tools": tools} if tools else {}))
-        return [turn.role for turn in d.turns]
+            await setup.chat(messages, extra_headers=headers or {}, **({"tools": tools} if tools else {}))
+        return [turn.role for turn in setup.turns]
 
     return work
 
 
-async def test_the_first_conversation_is_main(agent):
+async def test_first_conversation_is_main(agent):
     more = history(MAIN, TASK, "ok", "go on")
     assert await agent("ok", (history(MAIN, TASK), TOOLS), (more, TOOLS)) == ["main", "main"]
 
 
-async def test_a_new_start_with_the_same_request_is_main(agent):
+async def test_restart_with_same_request_is_main(agent):
     edited = history(MAIN, TASK, "something it never said", "go on")
     assert await agent("ok", (history(MAIN, TASK), TOOLS), (edited, TOOLS)) == ["main", "main"]
 
 
-async def test_another_request_of_the_same_agent_is_unknown(agent):
+async def test_different_request_of_same_agent_is_unknown(agent):
     assert await agent("ok", (history(MAIN, TASK), TOOLS), (history(MAIN, "Something else."), TOOLS)) == [
         "main",
         "unknown",
     ]
 
 
-async def test_a_job_that_was_given_in_a_call_is_a_subagents(agent):
+async def test_delegated_request_is_subagent(agent):
     calls = (history(MAIN, TASK), TOOLS), (history(HELP, JOB), TOOLS[:1]), (history(HELP, JOB, "ok", "more"), TOOLS[:1])
     roles = await agent(lambda p, n: [SPAWN, "ok", "ok"][n], *calls)
     assert roles == ["main", "subagent", "subagent"]
 
 
-async def test_a_job_that_nobody_gave_is_unknown(agent):
+async def test_undelegated_request_is_unknown(agent):
     calls = (history(MAIN, TASK), TOOLS), (history(HELP, JOB), TOOLS[:1])
     assert await agent("ok", *calls) == ["main", "unknown"]
 
 
-async def test_a_compaction_and_what_comes_after_it(agent):
+async def test_compaction_and_following_turn(agent):
     said = "January has 70 words and February has 50 words."
     calls = (
         (history(MAIN, TASK), TOOLS),
@@ -79,7 +79,7 @@ async def test_a_compaction_and_what_comes_after_it(agent):
     assert roles == ["main", "compaction", "main"]
 
 
-async def test_a_summary_that_was_not_written_here_is_unknown(agent):
+async def test_summary_from_elsewhere_is_unknown(agent):
     calls = (history(MAIN, TASK), TOOLS), (history(MAIN, f"What happened so far: {SUMMARY}"), TOOLS)
     assert await agent("ok", *calls) == ["main", "unknown"]
 
@@ -97,11 +97,11 @@ def tool_call(name, number=0, **arguments):
 
 
 def told(*parts):
-    """A conversation as one text, as a summary is asked for."""
+    """A conversation as one text, as in a request for a summary."""
     return "<conversation>\n" + "\n\n".join(parts) + "\n</conversation>\n\nSum this up."
 
 
-async def test_a_job_at_the_end_of_what_a_subagent_is_told(agent):
+async def test_delegated_request_at_end_of_message(agent):
     first = f"[Sat 10:00] You are a sub-agent (depth 1/1).\n\n[Task]: {JOB}"
     again = [*history(HELP + " Other words.", first, "ok"), {"role": "user", "content": "go on"}]
     calls = (history(MAIN, TASK), TOOLS), (history(HELP, first), TOOLS[:1]), (again, TOOLS[:1])
@@ -109,30 +109,30 @@ async def test_a_job_at_the_end_of_what_a_subagent_is_told(agent):
     assert roles == ["main", "subagent", "subagent"], "its system prompt may change"
 
 
-async def test_a_job_in_the_middle_of_a_request_is_no_evidence(agent):
+async def test_delegated_request_inside_message_is_no_evidence(agent):
     calls = (history(MAIN, TASK), TOOLS), (history(HELP, f"Judge this job: {JOB} Is it safe?"), [])
     assert await agent(lambda p, n: [SPAWN, "ok"][n], *calls) == ["main", "unknown"]
 
 
-async def test_a_subagent_that_is_the_same_agent(agent):
+async def test_subagent_with_same_system_prompt(agent):
     calls = (history(MAIN, TASK), TOOLS), (history(MAIN, JOB), TOOLS), (history(MAIN, JOB, "ok", "go on"), TOOLS)
     roles = await agent(lambda p, n: [SPAWN, "ok", "ok"][n], *calls)
     assert roles == ["main", "subagent", "subagent"]
 
 
-async def test_a_job_that_is_the_request_itself_is_unsure(agent):
+async def test_delegated_copy_of_first_request_is_unknown(agent):
     spawn = SPAWN.replace(JOB, TASK)
     calls = (history(MAIN, TASK), TOOLS), (history(MAIN, TASK), TOOLS)
     assert await agent(lambda p, n: [spawn, "ok"][n], *calls) == ["main", "unknown"]
 
 
-async def test_what_an_unknown_call_hands_out_is_unknown(agent):
+async def test_request_delegated_by_unknown_call_is_unknown(agent):
     calls = (history(MAIN, TASK), TOOLS), (history(HELP, "Something else."), TOOLS), (history(HELP, JOB), TOOLS[:1])
     assert await agent(lambda p, n: ["ok", SPAWN, "ok"][n], *calls) == ["main", "unknown", "unknown"]
 
 
-async def test_a_long_history_is_summed_up_in_parts(agent):
-    """The first part retells the request; later ones only results, or the summary so far, or both; all are used."""
+async def test_compaction_in_parts(agent):
+    """The first part repeats the request; later ones only results, the summary so far, or both."""
     result = "february: 50 words, " * 30
     run = tool_call("exec", command="wc -w notes/*")
     work = [*history(MAIN, TASK), {"role": "assistant", "content": LOOKED, "tool_calls": [run]}]
@@ -152,7 +152,7 @@ async def test_a_long_history_is_summed_up_in_parts(agent):
     assert roles == ["main", "main", "compaction", "compaction", "compaction", "main"]
 
 
-async def test_the_beginning_of_a_turn_is_summed_up_beside_the_history(agent):
+async def test_compaction_of_turn_prefix(agent):
     second = "Now count the lines of the same files, please."
     calls = (
         (history(MAIN, TASK), TOOLS),
@@ -163,11 +163,11 @@ async def test_the_beginning_of_a_turn_is_summed_up_beside_the_history(agent):
     assert roles == ["main", "main", "compaction"]
 
 
-async def test_a_summary_of_nothing_is_unknown(agent):
+async def test_summary_without_history_is_unknown(agent):
     assert await agent("ok", (history(MAIN, TASK), TOOLS), (history(SUMMER, told()), [])) == ["main", "unknown"]
 
 
-async def test_a_summary_that_an_unknown_call_wrote_starts_nothing(agent):
+async def test_summary_by_unknown_call_is_no_evidence(agent):
     calls = (
         (history(MAIN, TASK), TOOLS),
         (history(SUMMER, told()), []),
@@ -176,7 +176,7 @@ async def test_a_summary_that_an_unknown_call_wrote_starts_nothing(agent):
     assert await agent(lambda p, n: ["ok", SUMMARY, "ok"][n], *calls) == ["main", "unknown", "unknown"]
 
 
-async def test_a_summary_restarts_the_subagent_it_is_of(agent):
+async def test_subagent_continues_after_its_compaction(agent):
     calls = (
         (history(MAIN, TASK), TOOLS),
         (history(HELP, JOB), TOOLS[:1]),
@@ -187,18 +187,18 @@ async def test_a_summary_restarts_the_subagent_it_is_of(agent):
     assert roles == ["main", "subagent", "compaction", "subagent"]
 
 
-async def test_a_turn_for_notes_before_a_summary_is_main(agent):
-    """Other system words and other tools within the same conversation (OpenClaw's memory flush)."""
+async def test_memory_flush_turn_is_main(agent):
+    """Another system prompt and other tools in the same conversation (OpenClaw's memory flush)."""
     flush = history(f"{MAIN} Keep what lasts.", TASK, LOOKED, "Store what lasts in memory/, or say NO_REPLY.")
     assert await agent(LOOKED, (history(MAIN, TASK), TOOLS), (flush, TOOLS[1:])) == ["main", "main"]
 
 
-async def test_other_words_over_a_replayed_conversation_without_tools_are_unknown(agent):
+async def test_replayed_conversation_without_tools_is_unknown(agent):
     judge = history("You judge conversations.", TASK, LOOKED, "Was that good?")
     assert await agent(LOOKED, (history(MAIN, TASK), TOOLS), (judge, [])) == ["main", "unknown"]
 
 
-async def test_a_history_that_lost_its_beginning(agent):
+async def test_history_without_beginning(agent):
     kept = [history(MAIN, "x")[0], {"role": "user", "content": "And now?"}]
     kept += [{"role": "assistant", "content": LOOKED}, {"role": "user", "content": "go on"}]
     assert await agent(LOOKED, (history(MAIN, TASK), TOOLS), (kept, TOOLS)) == ["main", "main"]
@@ -206,35 +206,35 @@ async def test_a_history_that_lost_its_beginning(agent):
     assert await agent(LOOKED, (history(MAIN, TASK), TOOLS), (kept, TOOLS)) == ["main", "unknown"]
 
 
-async def test_a_report_that_has_become_history_changes_nothing(desk):
-    """OpenClaw puts a line before a sub-agent's report once it is history."""
-    d = await desk("ok")
+async def test_subagent_report_in_history_continues_turn(make_gateway):
+    """OpenClaw puts a line before a sub-agent's report in the history."""
+    setup = await make_gateway("ok")
     report = "[Sat 10:00] A task is done. Result: 31 words."
     line = "[Inter-session message] sourceSession=agent:main:subagent:1 sourceChannel=webchat sourceTool=x\n"
-    await d.chat(history(MAIN, TASK), tools=TOOLS)
-    await d.chat(history(MAIN, TASK, "ok", report), tools=TOOLS)
-    await d.chat(history(MAIN, TASK, "ok", line + report, "ok", "And now?"), tools=TOOLS)
-    await d.chat(history(MAIN, TASK, "ok", "Some line.\n" + report, "ok", "And now?"), tools=TOOLS)
-    assert [turn.parent for turn in d.turns] == [None, 0, 1, 0]
+    await setup.chat(history(MAIN, TASK), tools=TOOLS)
+    await setup.chat(history(MAIN, TASK, "ok", report), tools=TOOLS)
+    await setup.chat(history(MAIN, TASK, "ok", line + report, "ok", "And now?"), tools=TOOLS)
+    await setup.chat(history(MAIN, TASK, "ok", "Some line.\n" + report, "ok", "And now?"), tools=TOOLS)
+    assert [turn.parent for turn in setup.turns] == [None, 0, 1, 0]
 
 
-async def test_words_that_are_there_for_one_call_only_open_branches(desk):
-    """OpenClaw 2026.9.6 ends every call with a user message that the next call no longer has."""
-    d = await desk("ok")
+async def test_transient_user_message_opens_branch(make_gateway):
+    """OpenClaw 2026.9.6 ends every call with a user message that the next call does not have."""
+    setup = await make_gateway("ok")
     ephemeral = {"role": "user", "content": "<<<BEGIN_CONTEXT>>> the time is 10:00 <<<END_CONTEXT>>>"}
     conversation = history(MAIN, TASK)
     for _ in range(3):
-        await d.chat([*conversation, ephemeral], tools=TOOLS)
+        await setup.chat([*conversation, ephemeral], tools=TOOLS)
         conversation += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
-    turns = d.turns
+    turns = setup.turns
     assert [(turn.role, turn.parent) for turn in turns] == [("main", None)] * 3
     samples = sequences_of(turns)
     assert [sample.turns for sample in samples] == [(0,), (1,), (2,)], "a row a turn, each exactly what was sampled"
-    assert [sample.ids for sample in samples] == [(*s.prompt, *s.sampled) for s in d.engine.seen]
-    assert d.gateway.stats()["branches"] == 3
+    assert [sample.ids for sample in samples] == [(*s.prompt, *s.sampled) for s in setup.engine.seen]
+    assert setup.gateway.stats()["branches"] == 3
 
 
-async def test_what_an_agent_says_can_only_take_away(agent):
+async def test_declared_role_can_only_downgrade(agent):
     first = (history(MAIN, TASK), TOOLS)
     assert await agent("ok", first, headers={"x-clawgym-role": "main"}) == ["main"]
     assert await agent("ok", first, headers={"x-clawgym-role": "compaction"}) == ["unknown"]

@@ -1,4 +1,4 @@
-"""Which stored turn a history continues: documented rewrites do, anything else opens a branch."""
+"""Find the turn that a history continues: documented rewrites match, other differences open a branch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawgym.gateway.stitch import Node, Tree, message_keys, same_reply, tools_key, with_our_ids
+from clawgym.gateway.stitch import Node, Tree, message_keys, same_reply, tools_key, with_stored_ids
 
 
 def said(content=None, *calls, reasoning=None):
@@ -61,7 +61,7 @@ CALL = ("call1", "exec", '{"command": "ls"}')
     ("sampled", "replayed", "same"),
     [
         ("1.0", "1", True),
-        ("4.450705672162731e+16", "44507056721627310", True),  # as JavaScript writes it
+        ("4.450705672162731e+16", "44507056721627310", True),  # as JavaScript formats it
         ("12345678901234567890", "12345678901234567000", True),
         ("1" + 400 * "0", "1" + 400 * "0", True),
         ("1" + 400 * "0", "2" + 400 * "0", False),
@@ -71,7 +71,7 @@ CALL = ("call1", "exec", '{"command": "ls"}')
         ("1", "2", False),
     ],
 )
-def test_numbers_are_doubles(sampled, replayed, same):
+def test_numbers_are_compared_as_doubles(sampled, replayed, same):
     replies = (said("hi", ("call1", "exec", f'{{"n": [{number}]}}')) for number in (sampled, replayed))
     assert (same_reply(*replies) is not None) == same
 
@@ -93,18 +93,18 @@ def test_numbers_are_doubles(sampled, replayed, same):
         (said("hi", CALL, reasoning="hm"), None),
     ],
 )
-def test_a_replayed_reply(replayed, rewrites):
+def test_same_reply_rewrites(replayed, rewrites):
     found = same_reply(said("hi", CALL), replayed)
     assert found == (None if rewrites is None else frozenset(rewrites))
 
 
-def test_reasoning_may_be_left_out_but_not_changed():
+def test_reasoning_may_be_dropped_but_not_changed():
     assert same_reply(said("a", reasoning="because"), said("a")) == {"reasoning"}
     assert same_reply(said("a", reasoning="because"), said("a", reasoning="because")) == set()
     assert same_reply(said("a", reasoning="because"), said("a", reasoning="why not")) is None
 
 
-def test_a_repaired_call_is_the_one_that_was_sampled():
+def test_repaired_arguments_match():
     broken = said(None, ("c1", "exec", '{"command": "echo one'))
     assert same_reply(broken, said(None, ("c1", "exec", '{"command":"echo one"}'))) == {"repair"}
     assert same_reply(broken, said(None, ("c1", "bash", '{"command":"echo one"}'))) is None, "two doubts are too many"
@@ -115,7 +115,7 @@ def test_true_is_not_one():
     assert same_reply(said(None, ("c", "f", '{"a": 1}')), said(None, ("c", "f", '{"a": true}'))) is None
 
 
-def test_a_history_continues_the_deepest_turn():
+def test_history_continues_deepest_turn():
     tree = Tree()
     first = add(tree, None, [user("a")], said("b"), index=0)
     second = add(tree, first, [user("c")], said("d"), index=1)
@@ -128,7 +128,7 @@ def test_a_history_continues_the_deepest_turn():
     assert match(tree, [user("a"), said("b"), user("c")], tools="other").node is None
 
 
-def test_equal_answers_of_other_ids_are_ambiguous():
+def test_equal_replies_with_different_ids_are_ambiguous():
     tree = Tree()
     add(tree, None, [user("a")], said("b"), index=0, ids=(1, 2))
     add(tree, None, [user("a")], said("b"), index=1, ids=(1, 3))
@@ -137,7 +137,7 @@ def test_equal_answers_of_other_ids_are_ambiguous():
     assert found.ambiguous
 
 
-def test_equal_answers_of_the_same_ids_are_one():
+def test_equal_replies_with_same_ids_match():
     tree = Tree()
     add(tree, None, [user("a")], said("b"), index=0)
     again = add(tree, None, [user("a")], said("b"), index=1)
@@ -145,7 +145,7 @@ def test_equal_answers_of_the_same_ids_are_one():
     assert (found.node, found.ambiguous) == (again, False)
 
 
-def test_a_turn_without_ids_is_not_continued_by_ids():
+def test_turn_without_ids_is_not_continued_by_ids():
     tree = Tree()
     node = add(tree, None, [user("a")], said("b"), index=0, ids=())
     history = [user("a"), said("b"), user("c")]
@@ -153,7 +153,7 @@ def test_a_turn_without_ids_is_not_continued_by_ids():
     assert match(tree, history, by_ids=False).node is node
 
 
-def test_results_are_matched_by_the_position_of_their_call():
+def test_results_are_matched_by_call_position():
     reply = said(None, ("x1", "f", "{}"), ("x2", "g", "{}"))
     tree = Tree()
     first = add(tree, None, [user("a")], reply, index=0)
@@ -165,10 +165,10 @@ def test_results_are_matched_by_the_position_of_their_call():
     assert found.rewrites == {"ids"}
     swapped = match(tree, [user("a"), renamed, result("y2", "1"), result("y1", "2"), *rest])
     assert swapped.node is first, "results of other calls are other messages"
-    assert with_our_ids([result("y2", "2")], reply, renamed) == [result("x2", "2")]
+    assert with_stored_ids([result("y2", "2")], reply, renamed) == [result("x2", "2")]
 
 
-def test_tools_are_part_of_the_prompt():
+def test_different_tools_open_branch():
     tools = [{"type": "function", "function": {"name": "a"}}]
     assert tools_key([]) == ""
     assert tools_key(tools) == tools_key(copy.deepcopy(tools))
@@ -190,7 +190,7 @@ def replies(draw):
 
 
 def rewritten(reply, draw):
-    """``reply`` as a client may replay it, by the documented rewrites."""
+    """``reply`` after random documented rewrites."""
     out = copy.deepcopy(reply)
     if draw(st.booleans()):
         out.pop("reasoning_content", None)
@@ -209,7 +209,7 @@ def rewritten(reply, draw):
 
 @st.composite
 def sessions(draw):
-    """A tree of turns, and for each the history that an agent would replay to continue it."""
+    """A tree of turns, and for each the history that an agent would send to continue it."""
     tree = Tree()
     histories: list[tuple[Node | None, list]] = [(None, [])]
     for index in range(draw(st.integers(1, 8))):
@@ -228,7 +228,7 @@ def sessions(draw):
 
 @settings(max_examples=400, deadline=None)
 @given(sessions())
-def test_whatever_the_agent_rewrites_every_turn_is_found_again(session):
+def test_rewritten_history_finds_every_turn(session):
     tree, histories = session
     for node, history in histories:
         found = match(tree, [*history, user("next")])
@@ -239,7 +239,7 @@ def test_whatever_the_agent_rewrites_every_turn_is_found_again(session):
 
 @settings(max_examples=300, deadline=None)
 @given(sessions(), st.data())
-def test_an_edited_history_never_continues_what_it_does_not_hold(session, data):
+def test_edited_history_does_not_continue_turn(session, data):
     tree, histories = session
     _, history = data.draw(st.sampled_from(histories))
     at = data.draw(st.integers(0, len(history) - 1))

@@ -236,7 +236,7 @@ def test_a_refused_command_is_an_observation(env: gym.Env[Any, Any], command: st
 
 def test_a_box_that_was_closed_under_an_episode_is_an_observation(env: gym.Env[Any, Any]) -> None:
     runner = env.unwrapped._runner  # type: ignore[attr-defined]
-    runtime().run(runner.attempt.box.close())
+    runtime().run(runner.attempt.sandbox.close())
     for _ in range(2):
         assert env.step("ls")[0]["output"].startswith("[error: this sandbox is closed")
     assert env.step("submit")[4]["outcome"] in ("failed", "infra")

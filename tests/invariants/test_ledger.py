@@ -209,7 +209,7 @@ async def test_what_is_stored_is_what_the_engine_saw(tmp_path):
             for _ in range(rng.randint(1, 14)):
                 await agent.step()
             if rng.random() < 0.1:
-                gateway.sessions.forget(opened.id)  # as after a restart
+                gateway.sessions.evict(opened.id)  # as after a restart
                 agent.session = await gateway.sessions.get(opened.id)
                 await agent.step()
             check(pool.turns(opened.id), engine.seen, trained)

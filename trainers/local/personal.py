@@ -24,10 +24,10 @@ import torch
 from clawgym.engines import Sampling
 from clawgym.errors import TrainingError
 from clawgym.evaluation.paired import difference
-from clawgym.gateway.here import SessionEngine
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
+from clawgym.gateway.session_engine import SessionEngine
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.pool.states import Batch
 from clawgym.records.run_folder import RunFolder, make_manifest

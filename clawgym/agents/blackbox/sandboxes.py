@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from clawgym.agents.blackbox.protocol import Claw, ModelLink, Running
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
-from clawgym.gateway.request import Opened, reserve
+from clawgym.gateway.request import SessionCredentials, reserve_session
 from clawgym.gateway.server import Address, Gateway
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 
@@ -39,7 +39,7 @@ class BootedSandbox:
 
     sandbox: Sandbox
     running: Running
-    opened: Opened
+    opened: SessionCredentials
     address: Address
     gateway: Gateway
 
@@ -208,7 +208,7 @@ class WarmSandboxes:
                 unix = None if sandbox.isolation.features["loopback"] else f"/dev/listen-{PORT}"
                 address = await gateway.listen(sock=sock, connections=_CONNECTIONS)
                 undo.push_async_callback(gateway.unlisten, address)
-                opened = reserve()
+                opened = reserve_session()
                 link = ModelLink(
                     base_url=f"http://127.0.0.1:{PORT}/s/{opened.id}/v1",
                     api_key=opened.secret,

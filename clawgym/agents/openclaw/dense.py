@@ -36,7 +36,7 @@ from clawgym.agents.openclaw._tools import AgentTools, OpenClawToolServer
 from clawgym.agents.openclaw.claw import FOLDER, HOME, PORT, OpenClaw, RunningOpenClaw
 from clawgym.agents.openclaw.config import Prompt, model_provider
 from clawgym.errors import AgentError, InfraError, SandboxDied, SandboxError, SandboxUnavailable
-from clawgym.gateway.request import Opened, reserve
+from clawgym.gateway.request import SessionCredentials, reserve_session
 from clawgym.gateway.server import Address, Gateway
 from clawgym.records import Limits, TaskFile
 from clawgym.registry import agents
@@ -136,7 +136,7 @@ class _Process:
     cleanup: contextlib.AsyncExitStack
     workspaces: dict[str, str] = field(default_factory=dict)
     """Agent -> workspace, for all agents in OpenClaw's configuration."""
-    sessions: dict[str, Opened] = field(default_factory=dict)
+    sessions: dict[str, SessionCredentials] = field(default_factory=dict)
     """Agent -> its reserved gateway session."""
     free: dict[str, deque[str]] = field(default_factory=dict)
     """Workspace -> registered agents that are unused."""
@@ -220,7 +220,7 @@ class _Process:
 
     async def _register(self, workspace: str, count: int) -> None:
         """Add ``count`` agents to OpenClaw's configuration and wait until it lists them. Raises InfraError."""
-        new = {secrets.token_hex(8): reserve() for _ in range(count)}
+        new = {secrets.token_hex(8): reserve_session() for _ in range(count)}
         self.workspaces |= dict.fromkeys(new, workspace)
         config = configuration_of(self.claw, self.gateway.model, self.token, self.tools.key, self.workspaces)
         files = [TaskFile("openclaw.json", json.dumps(config).encode())]
@@ -255,7 +255,7 @@ class _Process:
         self.free[workspace] = deque()
         await self.forget(agent)
 
-    def _model_files(self, agent: str, opened: Opened) -> tuple[TaskFile, TaskFile]:
+    def _model_files(self, agent: str, opened: SessionCredentials) -> tuple[TaskFile, TaskFile]:
         """Return the files that give ``agent`` its only model: its own session of the gateway."""
         link = ModelLink(
             base_url=f"http://127.0.0.1:{MODEL_PORT}/s/{opened.id}/v1",

@@ -1,4 +1,4 @@
-"""The wire formats that agents speak: translations to :class:`~clawgym.gateway.calls.ChatCall` and back.
+"""Wire formats of agents, and their translation to :class:`~clawgym.gateway.calls.ChatCall` and back.
 
 >>> from clawgym.gateway.dialects.chat import ChatDialect
 >>> class Prompt(ChatDialect):
@@ -10,7 +10,7 @@
 ...     async def whole(self, deltas, call, body):
 ...         return {"text": "".join([delta.text async for delta in deltas])}
 
-docs/registry.md says how it gets a name. A gateway serves all dialects that are known, or those it is given.
+docs/registry.md shows how to register it. A gateway serves all registered dialects, or those in ``dialects=``.
 """
 
 from __future__ import annotations
@@ -26,35 +26,39 @@ __all__ = ["Dialect"]
 
 
 class Dialect(Protocol):
-    """One endpoint that asks the model something. Holds no state, and is made without options.
+    """The wire format of one endpoint for model calls. It has no state and is made without arguments.
 
-    Request bodies come from agents and may hold anything: check each field that is read
-    (:func:`~clawgym.gateway.calls.request_field`) and refuse with :class:`~clawgym.gateway.calls.Refusal`.
+    Request bodies come from agents and may contain anything: check each field that is read
+    (:func:`~clawgym.gateway.calls.request_field`) and refuse with :class:`~clawgym.gateway.calls.Refusal`. The module
+    has an example.
     """
 
     path: str
-    """Below ``/s/<session>/v1/``; no other dialect has the same."""
+    """Path of the endpoint below ``/s/<session>/v1/``; unique among dialects."""
     count_path: str | None
-    """Where the same bodies are sent to count the tokens of their prompt, below the same; None for nowhere."""
+    """Path of an endpoint that counts the prompt tokens of the same bodies, or None."""
     comment: bytes
-    """What keeps a silent stream alive."""
+    """Sent in regular intervals to keep a stream alive."""
 
     def call(self, body: Mapping[str, Any], role: str | None) -> ChatCall:
-        """The call in a request body. Raises :class:`~clawgym.gateway.calls.Refusal`."""
+        """Parse a request body. ``role`` is the header ``x-clawgym-role``.
+
+        Raises :class:`~clawgym.gateway.calls.Refusal` for an invalid or unsupported request.
+        """
         ...
 
     async def whole(self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole answer as one body."""
+        """Return the response as one JSON body."""
         ...
 
     def events(self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-        """The answer as whole server-sent events, each delta as soon as it comes."""
+        """Yield the response as complete server-sent events, for each delta as soon as it arrives."""
         ...
 
     def error(self, failure: ApiFailure) -> dict[str, Any]:
-        """The body of an error."""
+        """Return the body of an error response."""
         ...
 
     def error_event(self, failure: ApiFailure) -> bytes:
-        """An error in the middle of a stream."""
+        """Return the event for an error in the middle of a stream."""
         ...

@@ -1,4 +1,4 @@
-"""A streamed answer as a row of blocks (reasoning, text, calls), for dialects that number them."""
+"""A streamed response as a list of blocks (reasoning, text, calls), for dialects that number them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Block", "Blocks", "BlockChange"]
 
 @dataclass
 class Block:
-    """One block; it has ended when the next one begins."""
+    """One block. It ends when the next one begins."""
 
     kind: Literal["reasoning", "text", "call"]
     index: int
@@ -25,13 +25,13 @@ class Block:
 
     @property
     def text(self) -> str:
-        """Reasoning, text, or a call's arguments, so far."""
+        """The reasoning, the text, or the arguments of the call, so far."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockChange:
-    """What happens to a block; ``piece`` is what is added."""
+    """A change of a block; ``piece`` is the text that is added."""
 
     what: Literal["begin", "add", "end"]
     block: Block
@@ -39,17 +39,17 @@ class BlockChange:
 
 
 class Blocks:
-    """Puts deltas together."""
+    """Builds blocks from deltas."""
 
     def __init__(self, *, reasoning: bool = True) -> None:
-        """Without ``reasoning``, thoughts are left out."""
+        """``reasoning``: whether reasoning is included."""
         self.all: list[Block] = []
         self._reasoning = reasoning
         self._open: Block | None = None
         self._calls: dict[int, Block] = {}
 
     def take(self, delta: Delta) -> Iterator[BlockChange]:
-        """What ``delta`` changes."""
+        """Add ``delta`` and yield the changes."""
         if delta.reasoning and self._reasoning:
             yield from self._add("reasoning", delta.reasoning)
         if delta.text:
@@ -60,12 +60,12 @@ class Blocks:
                 self._calls[piece.index] = call
                 yield from self._begin(call)
             elif self._open is not self._calls[piece.index]:
-                raise EngineError("the upstream mixed the pieces of two tool calls: look at its log")
+                raise EngineError("the engine mixed the deltas of two tool calls: see its log")
             if piece.arguments:
                 yield self._more(self._calls[piece.index], piece.arguments)
 
     def end(self) -> Iterator[BlockChange]:
-        """The end of the answer."""
+        """End the response and yield the changes."""
         if self._open is not None:
             yield BlockChange("end", self._open)
             self._open = None

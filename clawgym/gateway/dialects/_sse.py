@@ -1,7 +1,7 @@
-"""A server-sent event stream that starts when there is something to say.
+"""Server-sent event streams that start with the first event.
 
-An error before the first event is an HTTP error with its own status, which clients retry rightly; after it, an event in
-the stream. While nothing comes, comments keep the connection alive.
+An error before the first event is an HTTP error with its own status, which clients can retry. A later error is an event
+in the stream. Comments keep the connection alive while there are no events.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ async def send_events(
     *,
     comment: bytes = b": keep-alive\n\n",
 ) -> web.StreamResponse:
-    """Send ``events`` (whole events, as bytes) as they come. What they raise before anything was sent is raised;
-    later, ``on_error`` of it is sent as the last event."""
+    """Send ``events`` (complete events, as bytes) as they arrive.
+
+    An exception before the first event is raised. A later one is sent as the last event, made by ``on_error``.
+    """
     response = web.StreamResponse(headers=_HEADERS)
     keeper = asyncio.ensure_future(_keep_alive(request, response, comment))
     try:
@@ -54,7 +56,7 @@ async def send_events(
 
 
 async def _keep_alive(request: web.Request, response: web.StreamResponse, comment: bytes) -> None:
-    """A comment every so often, also between tokens: harmless there, and no clock is read for each token."""
+    """Send a comment in regular intervals, also between events: a check for silence would cost time per token."""
     while True:
         await asyncio.sleep(KEEP_ALIVE_SECONDS)
         if not response.prepared:
@@ -64,5 +66,5 @@ async def _keep_alive(request: web.Request, response: web.StreamResponse, commen
 
 
 def event(data: bytes, name: str | None = None) -> bytes:
-    """One event."""
+    """Return one server-sent event."""
     return b"data: " + data + b"\n\n" if name is None else b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

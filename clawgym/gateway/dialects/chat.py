@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from clawgym.engines.protocol import Delta, Image, Sampling
-from clawgym.gateway.calls import ChatCall, Heard, Refusal, canonical_messages, request_field
+from clawgym.gateway.calls import ChatCall, Refusal, ReplyBuilder, canonical_messages, request_field
 from clawgym.gateway.dialects._sse import event
 from clawgym.gateway.dialects.errors import ApiFailure, envelope
 from clawgym.records import Usage
@@ -22,19 +22,19 @@ _READ = {
     "top_p", "top_k", "seed", "stop", "max_tokens", "max_completion_tokens", "stream", "stream_options", "n",
     "logprobs", "top_logprobs",
 }  # fmt: skip
-"""Fields that are understood here; others go to text upstreams as they came."""
+"""Fields that are parsed here; others are passed unchanged to text engines."""
 
 
 def _call(body: Mapping[str, Any], role: str | None = None) -> ChatCall:
-    """The call in a request body. Raises :class:`~clawgym.gateway.calls.Refusal`."""
+    """Parse a request body. Raises :class:`~clawgym.gateway.calls.Refusal`."""
     images: dict[str, Image] = {}
     messages = canonical_messages(body.get("messages"), images)
     if request_field(body, "n", int, 1) != 1:
         raise Refusal(400, "'n' must be 1: send the request again for another sample", param="n")
     if request_field(body, "logprobs", bool, False) or request_field(body, "top_logprobs", int, 0):
-        raise Refusal(400, "log-probs are recorded here, not sent to the agent: leave 'logprobs' out", param="logprobs")
+        raise Refusal(400, "log-probs are recorded, but not sent to agents: leave 'logprobs' out", param="logprobs")
     if "functions" in body:
-        raise Refusal(400, "'functions' is the old form: use 'tools'", param="functions")
+        raise Refusal(400, "'functions' is deprecated and not supported: use 'tools'", param="functions")
     return ChatCall(
         messages=messages,
         tools=_tools(body),
@@ -57,7 +57,7 @@ def _call(body: Mapping[str, Any], role: str | None = None) -> ChatCall:
 
 
 def number(body: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
-    """A number field within its bounds. Raises :class:`~clawgym.gateway.calls.Refusal`."""
+    """Return a number field, checked against its bounds. Raises :class:`~clawgym.gateway.calls.Refusal`."""
     value = request_field(body, name, (int, float))
     if value is not None and not low <= value <= high:
         raise Refusal(400, f"'{name}' must be between {low:g} and {high:g}, not {value}: correct it", param=name)
@@ -65,7 +65,7 @@ def number(body: Mapping[str, Any], name: str, low: float, high: float) -> float
 
 
 def count(body: Mapping[str, Any], name: str, low: int = 1) -> int | None:
-    """A whole number of at least ``low``. Raises :class:`~clawgym.gateway.calls.Refusal`."""
+    """Return an integer field of at least ``low``. Raises :class:`~clawgym.gateway.calls.Refusal`."""
     value = request_field(body, name, int)
     if value is not None and value < low:
         raise Refusal(400, f"'{name}' must be {low} or more, not {value}: correct it", param=name)
@@ -97,7 +97,7 @@ def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Token counts in OpenAI's form."""
+    """Return token counts in OpenAI's form."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -115,17 +115,17 @@ class ChatDialect:
     comment = b": keep-alive\n\n"
 
     def call(self, body: Mapping[str, Any], role: str | None) -> ChatCall:
-        """The call in a request body. Raises :class:`~clawgym.gateway.calls.Refusal`."""
+        """Parse a request body. Raises :class:`~clawgym.gateway.calls.Refusal`."""
         return _call(body, role)
 
     async def whole(self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole answer as one body."""
-        heard = Heard()
+        """Return the response as one JSON body."""
+        reply = ReplyBuilder()
         last = Delta()
         async for delta in deltas:
-            heard.take(delta)
+            reply.take(delta)
             last = delta
-        message = heard.message
+        message = reply.message
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": last.finish_reason}
@@ -138,7 +138,7 @@ class ChatDialect:
     async def events(
         self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]
     ) -> AsyncGenerator[bytes]:
-        """The answer as server-sent events, each delta as soon as it comes."""
+        """Yield the response as server-sent events, for each delta as soon as it arrives."""
         include_usage = bool(request_field(body, "stream_options", dict, {}).get("include_usage"))
         head = orjson.dumps(_head(call, "chat.completion.chunk"))[:-1] + b',"choices":['
         tail = b'],"usage":null}' if include_usage else b"]}"
@@ -169,11 +169,11 @@ class ChatDialect:
             yield out
 
     def error(self, failure: ApiFailure) -> dict[str, Any]:
-        """The body of an error."""
+        """Return the body of an error response."""
         return envelope(failure)
 
     def error_event(self, failure: ApiFailure) -> bytes:
-        """An error in the middle of a stream: OpenAI's clients raise on it."""
+        """Return the event for an error in a stream, on which OpenAI's clients raise."""
         return event(orjson.dumps(envelope(failure)))
 
 

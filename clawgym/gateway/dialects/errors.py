@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: the right status, and an envelope they can read."""
+"""Errors in the form that OpenAI's clients expect: the status and the JSON body."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ApiFailure", "envelope", "failure_of"]
 
 @dataclass(frozen=True, slots=True)
 class ApiFailure:
-    """One error, before a dialect gives it its form."""
+    """One error, independent of the dialect."""
 
     status: int
     message: str
@@ -39,7 +39,7 @@ class ApiFailure:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a client should wait for, and whether to come back at all."""
+        """Headers that tell a client whether to retry, and after how many seconds."""
         headers = {"x-should-retry": "true" if self.status in (408, 409, 429) or self.status >= 500 else "false"}
         if self.retry_after is not None:
             headers["retry-after"] = f"{self.retry_after:g}"
@@ -47,7 +47,7 @@ class ApiFailure:
 
 
 def failure_of(error: Exception) -> ApiFailure:
-    """What ``error`` is to a client. Anything unforeseen is a plain 500: its text stays here."""
+    """Return ``error`` as a client gets it. An unexpected exception is a plain 500, without its text."""
     match error:
         case Refusal():
             return ApiFailure(error.status, str(error), error.code, error.param, error.retry_after)
@@ -56,17 +56,17 @@ def failure_of(error: Exception) -> ApiFailure:
         case BudgetExceeded():
             return ApiFailure(403, str(error), "budget_exceeded")
         case EngineError():
-            return _from_upstream(error)
+            return _from_engine(error)
         case ClawGymError():
             return ApiFailure(500, str(error), "internal_error")
-    return ApiFailure(500, "the gateway failed in a way nobody foresaw: look at its log", "internal_error")
+    return ApiFailure(500, "the gateway failed unexpectedly: see its log", "internal_error")
 
 
-def _from_upstream(error: EngineError) -> ApiFailure:
+def _from_engine(error: EngineError) -> ApiFailure:
     if error.status == 429:
         return ApiFailure(429, str(error), "rate_limit_exceeded", retry_after=error.retry_after or 1.0)
     if error.status is not None and 400 <= error.status < 500:
-        # The key of the upstream is ours, not the agent's: its 401 is our fault.
+        # The endpoint's key belongs to the gateway, so its 401 is not the agent's failure.
         status = 502 if error.status in (401, 403) else error.status
         return ApiFailure(status, str(error), "upstream_refused")
     if error.retryable:
@@ -75,7 +75,7 @@ def _from_upstream(error: EngineError) -> ApiFailure:
 
 
 def envelope(failure: ApiFailure) -> dict[str, Any]:
-    """OpenAI's error body."""
+    """Return OpenAI's error body."""
     return {
         "error": {
             "message": failure.message,

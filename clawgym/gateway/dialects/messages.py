@@ -1,7 +1,7 @@
-"""Anthropic's messages.
+"""Anthropic's messages API.
 
-Reasoning is shown as ``thinking`` blocks to who asks for it (``thinking`` of type ``enabled`` or ``adaptive``), with a
-signature that says it has none. Whether the model thinks is its template's business.
+If a request has ``thinking`` of type ``enabled`` or ``adaptive``, reasoning is sent as ``thinking`` blocks with the
+signature ``unsigned``. Whether the model reasons depends on its chat template.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _KINDS = {
     529: "overloaded_error",
 }
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
-"""A line that Claude Code puts at the head of its system prompt, with a hash that is another one in each request: it
-tells the model nothing, and no turn could continue another."""
+"""A line that Claude Code puts at the start of its system prompt. Its hash differs in each request, so no turn could
+continue another. It is removed."""
 
 
 @dialects.register("messages")
@@ -51,20 +51,22 @@ class MessagesDialect:
     comment = event(b'{"type":"ping"}', "ping")
 
     def call(self, body: Mapping[str, Any], role: str | None) -> ChatCall:
-        """The call in a request body. Raises :class:`~clawgym.gateway.calls.Refusal`."""
+        """Parse a request body. Raises :class:`~clawgym.gateway.calls.Refusal`."""
         raw = _system(body.get("system"))
         turns = request_field(body, "messages", list, [])
         for n, turn in enumerate(turns):
             raw += _turn(turn, f"messages[{n}]")
         if turns and isinstance(turns[-1], dict) and turns[-1].get("role") == "assistant":
             raise Refusal(
-                400, "the last message is the assistant's: a begun reply cannot be continued here", param="messages"
+                400,
+                "the last message is the assistant's: prefilled replies are not supported, leave it out",
+                param="messages",
             )
         images: dict[str, Image] = {}
         choice = request_field(body, "tool_choice", dict, {})
         max_tokens = count(body, "max_tokens")
         if max_tokens is None:
-            raise Refusal(400, "'max_tokens' is missing: say how long the answer may be", param="max_tokens")
+            raise Refusal(400, "'max_tokens' is missing: give the token limit of the reply", param="max_tokens")
         stop = request_field(body, "stop_sequences", list, [])
         if not all(isinstance(s, str) and s for s in stop):
             raise Refusal(400, "'stop_sequences' must be non-empty strings: correct it", param="stop_sequences")
@@ -88,7 +90,7 @@ class MessagesDialect:
         )
 
     async def whole(self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole answer as one body."""
+        """Return the response as one JSON body."""
         blocks = Blocks(reasoning=_thinks(body))
         last = Delta()
         async for last in deltas:
@@ -100,36 +102,36 @@ class MessagesDialect:
     async def events(
         self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]
     ) -> AsyncGenerator[bytes]:
-        """The answer as server-sent events, each delta as soon as it comes."""
+        """Yield the response as server-sent events, for each delta as soon as it arrives."""
         blocks = Blocks(reasoning=_thinks(body))
         started = False
         async for delta in deltas:
-            # How long the prompt is comes with the end: what is told last counts.
+            # The usage is known at the end; clients use the last one.
             out = b"" if started else _event("message_start", message=_message(call, []))
             started = True
             for change in blocks.take(delta):
-                out += b"".join(_told(change))
+                out += b"".join(_events_of(change))
             if delta.finish_reason is not None:
                 for change in blocks.end():
-                    out += b"".join(_told(change))
+                    out += b"".join(_events_of(change))
                 out += _event("message_delta", delta=_reason(delta), usage=_usage(delta.usage or Usage()))
                 out += _event("message_stop")
             if out:
                 yield out
 
     def error(self, failure: ApiFailure) -> dict[str, Any]:
-        """The body of an error."""
+        """Return the body of an error response."""
         kind = _KINDS.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
-        # The words by which agents know that they must shorten the conversation.
+        # Agents recognise these words and shorten the conversation.
         too_long = "prompt is too long: " * (failure.code == "context_length_exceeded")
         return {"type": "error", "error": {"type": kind, "message": too_long + failure.message}}
 
     def error_event(self, failure: ApiFailure) -> bytes:
-        """An error in the middle of a stream."""
+        """Return the event for an error in the middle of a stream."""
         return event(orjson.dumps(self.error(failure)), "error")
 
 
-# A request, as chat messages
+# Requests to chat messages
 
 
 def _system(raw: Any) -> list[dict[str, Any]]:
@@ -150,11 +152,11 @@ def _text(block: Any, where: str) -> str:
 
 def _no_block(block: Any, where: str, taken: str) -> Refusal:
     kind = block.get("type") if isinstance(block, dict) else None
-    return Refusal(400, f"'{where}' has type {kind!r}: only {taken} blocks are taken here", param=where)
+    return Refusal(400, f"'{where}' has type {kind!r}: use only {taken} blocks", param=where)
 
 
 def _turn(raw: Any, where: str) -> list[dict[str, Any]]:
-    """One message as chat messages: the results in a user's message are messages of their own."""
+    """Convert one message to chat messages: tool results in a user message become messages of their own."""
     role = raw.get("role") if isinstance(raw, dict) else None
     if role not in ("user", "assistant", "system"):
         raise Refusal(400, f"'{where}.role' is {role!r}: use user, assistant or system", param=f"{where}.role")
@@ -236,7 +238,9 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         at = f"tools[{n}]"
         kind = tool.get("type", "custom") if isinstance(tool, dict) else None
         if kind not in ("custom", None) or not isinstance(tool, dict):
-            raise Refusal(400, f"'{at}' is of type {kind!r}, which nobody runs here: use tools of your own", param=at)
+            raise Refusal(
+                400, f"'{at}' is of type {kind!r}: server tools are not supported, use tools of your own", param=at
+            )
         function = {"name": _string(tool, "name", at), "parameters": tool.get("input_schema") or {"type": "object"}}
         if isinstance(tool.get("description"), str):
             function["description"] = tool["description"]
@@ -267,7 +271,7 @@ def _thinks(body: Mapping[str, Any]) -> bool:
     return wanted.get("type") in ("enabled", "adaptive") and wanted.get("display") != "omitted"
 
 
-# An answer
+# Replies to responses
 
 
 def _event(kind: str, **fields: Any) -> bytes:
@@ -294,7 +298,7 @@ def _reason(last: Delta) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Token counts in Anthropic's form: what was read from the cache is not in ``input_tokens``."""
+    """Return token counts in Anthropic's form: ``input_tokens`` does not include cached tokens."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -304,7 +308,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _block(block: Block, *, full: bool) -> dict[str, Any]:
-    """``block`` as content: as it begins, or in full."""
+    """Return ``block`` as content, empty or in full."""
     text = block.text if full else ""
     match block.kind:
         case "reasoning":
@@ -315,7 +319,7 @@ def _block(block: Block, *, full: bool) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """The arguments as an object, which they must be here; whatever else an upstream said, under one name."""
+    """Return the arguments as an object. Text that is not a JSON object becomes ``{"arguments": text}``."""
     try:
         value = read_json((arguments or "{}").encode())
     except ValueError:
@@ -330,8 +334,8 @@ _ADDED = {
 }
 
 
-def _told(change: BlockChange) -> Iterator[bytes]:
-    """The events of a change."""
+def _events_of(change: BlockChange) -> Iterator[bytes]:
+    """Yield the events for a change."""
     block = change.block
     if change.what == "begin":
         yield _event("content_block_start", index=block.index, content_block=_block(block, full=False))

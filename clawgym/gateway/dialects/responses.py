@@ -1,7 +1,7 @@
-"""OpenAI's responses.
+"""OpenAI's responses API.
 
-Nothing is stored: a request brings its whole conversation as ``input``, and ``previous_response_id`` is refused.
-Reasoning is shown in clear, as ``reasoning_text``.
+Responses are not stored: a request must have the whole conversation as ``input``, and ``previous_response_id`` is
+refused. Reasoning is sent unencrypted, as ``reasoning_text``.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class ResponsesDialect:
     comment = b": keep-alive\n\n"
 
     def call(self, body: Mapping[str, Any], role: str | None) -> ChatCall:
-        """The call in a request body. Raises :class:`~clawgym.gateway.calls.Refusal`."""
+        """Parse a request body. Raises :class:`~clawgym.gateway.calls.Refusal`."""
         for name, instead in _STORED.items():
             if body.get(name) is not None:
-                raise Refusal(400, f"'{name}' names what is not stored here: {instead}", param=name)
+                raise Refusal(400, f"'{name}' is not supported, since nothing is stored: {instead}", param=name)
         if request_field(body, "background", bool, False):
-            raise Refusal(400, "'background' is not done here: wait for the answer, or stream it", param="background")
+            raise Refusal(400, "'background' is not supported: wait for the response, or stream it", param="background")
         if request_field(body, "top_logprobs", int, 0):
             raise Refusal(
                 400,
-                "log-probs are recorded here, not sent to the agent: leave 'top_logprobs' out",
+                "log-probs are recorded, but not sent to agents: leave 'top_logprobs' out",
                 param="top_logprobs",
             )
         instructions = request_field(body, "instructions", str)
@@ -77,7 +77,7 @@ class ResponsesDialect:
         )
 
     async def whole(self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole answer as one body."""
+        """Return the response as one JSON body."""
         blocks = Blocks()
         last = Delta()
         async for last in deltas:
@@ -88,12 +88,12 @@ class ResponsesDialect:
     async def events(
         self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]
     ) -> AsyncGenerator[bytes]:
-        """The answer as server-sent events, each delta as soon as it comes."""
+        """Yield the response as server-sent events, for each delta as soon as it arrives."""
         created = int(time.time())
         blocks = Blocks()
         number = 0
 
-        def told(kind: str, fields: Mapping[str, Any]) -> bytes:
+        def numbered(kind: str, fields: Mapping[str, Any]) -> bytes:
             nonlocal number
             data = orjson.dumps({"type": kind, "sequence_number": number, **fields})
             number += 1
@@ -102,31 +102,31 @@ class ResponsesDialect:
         async for delta in deltas:
             out = b""
             if not number:
-                begun = {"response": _response(call, body, created, Blocks(), None)}
-                out = told("response.created", begun) + told("response.in_progress", begun)
+                initial = {"response": _response(call, body, created, Blocks(), None)}
+                out = numbered("response.created", initial) + numbered("response.in_progress", initial)
             changes = [*blocks.take(delta), *(blocks.end() if delta.finish_reason is not None else ())]
             for change in changes:
-                out += b"".join(told(kind, fields) for kind, fields in _told(change, call, delta))
+                out += b"".join(numbered(kind, fields) for kind, fields in _events_of(change, call, delta))
             if delta.finish_reason is not None:
                 response = _response(call, body, created, blocks, delta)
-                out += told(f"response.{response['status']}", {"response": response})
+                out += numbered(f"response.{response['status']}", {"response": response})
             yield out
 
     def error(self, failure: ApiFailure) -> dict[str, Any]:
-        """The body of an error."""
+        """Return the body of an error response."""
         return envelope(failure)
 
     def error_event(self, failure: ApiFailure) -> bytes:
-        """An error in the middle of a stream. OpenAI's clients raise on the envelope."""
+        """Return the event for an error in a stream. OpenAI's clients raise on the envelope in it."""
         fields = {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}
         return event(orjson.dumps({**fields, "sequence_number": 0, **envelope(failure)}), "error")
 
 
-# A request, as chat messages
+# Requests to chat messages
 
 
 def _messages(raw: Any) -> list[dict[str, Any]]:
-    """The items of ``input`` as chat messages: what lies between two inputs is one reply."""
+    """Convert the items of ``input`` to chat messages: the output items between two inputs are one reply."""
     if isinstance(raw, str):
         return [{"role": "user", "content": raw}]
     if not isinstance(raw, list) or not raw:
@@ -153,7 +153,7 @@ def _item(item: Any, where: str, messages: list[dict[str, Any]]) -> None:
                 raise Refusal(400, f"'{at}' is {role!r}: use user, assistant, system or developer", param=at)
             messages.append({"role": role, "content": content})
         case "reasoning":
-            # Reasoning begins a reply.
+            # Reasoning starts a new reply.
             reply = _reply(messages)
             if reply["content"] is not None or reply["tool_calls"]:
                 reply = _reply(messages, new=True)
@@ -169,14 +169,14 @@ def _item(item: Any, where: str, messages: list[dict[str, Any]]) -> None:
         case _:
             raise Refusal(
                 400,
-                f"'{where}' has type {kind!r}: only message, reasoning, function_call and function_call_output items "
-                "are taken here",
+                f"'{where}' has type {kind!r}: use only message, reasoning, function_call and function_call_output "
+                "items",
                 param=where,
             )
 
 
 def _reply(messages: list[dict[str, Any]], *, new: bool = False) -> dict[str, Any]:
-    """The reply that is being read."""
+    """Return the reply that is being built."""
     if new or not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None, "tool_calls": []})
     return messages[-1]
@@ -203,7 +203,7 @@ _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 
 
 def _plain(raw: Any, where: str, offset: int = 0) -> str:
-    """The text of parts that are all text."""
+    """Return the text of parts, which must all be text."""
     if isinstance(raw, str):
         return raw
     texts: list[str] = []
@@ -212,7 +212,7 @@ def _plain(raw: Any, where: str, offset: int = 0) -> str:
         text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
         if not isinstance(text, str):
             at = f"{where}[{n}]"
-            raise Refusal(400, f"'{at}' has type {kind!r}: only text and input_image parts are taken here", param=at)
+            raise Refusal(400, f"'{at}' has type {kind!r}: use only text and input_image parts", param=at)
         texts.append(text)
     return "".join(texts)
 
@@ -227,7 +227,7 @@ def _string(item: Mapping[str, Any], name: str, where: str) -> str:
 def _tool(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
-        raise Refusal(400, f"'{where}' is of type {kind!r}, which nobody runs here: use functions", param=where)
+        raise Refusal(400, f"'{where}' is of type {kind!r}: server tools are not supported, use functions", param=where)
     function = {"name": _string(tool, "name", where), "parameters": tool.get("parameters") or {"type": "object"}}
     if isinstance(tool.get("description"), str):
         function["description"] = tool["description"]
@@ -250,13 +250,13 @@ def _format(wanted: Any) -> dict[str, Any] | None:
     return wanted
 
 
-# An answer
+# Replies to responses
 
 
 def _response(
     call: ChatCall, body: Mapping[str, Any], created: int, blocks: Blocks, last: Delta | None
 ) -> dict[str, Any]:
-    """The response object: in progress where there is no ``last`` delta yet."""
+    """Return the response object; without ``last`` delta it is in progress."""
     why = _INCOMPLETE.get(last.finish_reason or "") if last else None
     status = "in_progress" if last is None else "incomplete" if why else "completed"
     return {
@@ -309,21 +309,21 @@ def _content_part(block: Block, text: str) -> dict[str, Any]:
 
 
 def _output(block: Block, call: ChatCall, status: str) -> dict[str, Any]:
-    """``block`` as an output item; one that is in progress has no content yet."""
+    """Return ``block`` as an output item; one in progress has no content."""
     item_id = _item_id(block, call)
-    begun = status == "in_progress"
+    initial = status == "in_progress"
     if block.kind == "call":
-        arguments = "" if begun else block.text
+        arguments = "" if initial else block.text
         about = {"call_id": block.call_id, "name": block.name, "arguments": arguments}
         return {"type": "function_call", "id": item_id, **about, "status": status}
-    content = [] if begun else [_content_part(block, block.text)]
+    content = [] if initial else [_content_part(block, block.text)]
     if block.kind == "reasoning":
         return {"type": "reasoning", "id": item_id, "summary": [], "content": content, "status": status}
     return {"type": "message", "id": item_id, "role": "assistant", "content": content, "status": status}
 
 
-def _told(change: BlockChange, call: ChatCall, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events of a change: kinds and fields."""
+def _events_of(change: BlockChange, call: ChatCall, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the events for a change, as type and fields."""
     block = change.block
     place = {"output_index": block.index}
     inside = {**place, "item_id": _item_id(block, call)}

@@ -79,7 +79,7 @@ async def test_engine_failure_is_infra(black_box: Any, status: int, program: str
     setup = await black_box([SOLVE, refused(status)], claw=hands(program))
     episode = await setup.attempt()
     assert (episode.outcome, episode.result) == (Outcome.INFRA, None)
-    assert f"upstream said {status}" in episode.error
+    assert f"endpoint returned {status}" in episode.error
     assert [t.finish_reason for t in episode.turns] == ["tool_calls", "error"]
     assert (setup.stored.state, setup.stored.outcome, setup.stored.reward) == ("closed", "infra", None)
     assert setup.sandboxes == []
@@ -127,7 +127,7 @@ async def test_failure_before_successful_call_is_ignored(black_box: Any) -> None
 
 @pytest.mark.parametrize(
     ("status", "outcome", "cause"),
-    [(500, Outcome.INFRA, "engine: upstream said 500: wait"), (400, Outcome.FAILED, "model-400")],
+    [(500, Outcome.INFRA, "engine: endpoint returned 500: wait"), (400, Outcome.FAILED, "model-400")],
 )
 async def test_retries_that_exhaust_steps_keep_first_failure(
     black_box: Any, status: int, outcome: Outcome, cause: str

@@ -263,7 +263,9 @@ def test_program_of_wrong_version_is_refused(release: Release, monkeypatch: pyte
     with pytest.raises(AgentError, match=r"the installed node should print version 99\.0\.0 but prints: v"):
         install.install("0.0.1")
     monkeypatch.setitem(TESTED, "0.0.2", release)
-    with pytest.raises(AgentError, match=r"the openclaw .* does not say that it is 0\.0\.2 but: OpenClaw 0\.0\.1"):
+    with pytest.raises(
+        AgentError, match=r"the installed openclaw should print version 0\.0\.2 but prints: OpenClaw 0\.0\.1"
+    ):
         install.install("0.0.2")
     assert cache_entries() == []
 

@@ -85,7 +85,7 @@ async def test_failures_hidden_by_openclaw_are_recorded(backend: Backend, model_
         ended = dict(zip(tasks, await asyncio.gather(*works), strict=True))
         states = {e.task_id: (e.state, e.outcome) for e in pool.episodes()}
     assert hidden(ended["dead"])[0] is Outcome.INFRA
-    assert "upstream said 500" in ended["dead"].error
+    assert "endpoint returned 500" in ended["dead"].error
     assert hidden(ended["wrong"]) == (Outcome.FAILED, "model-422")
     assert len(ended["steps"].turns) == 5
     assert ended["steps"].outcome is Outcome.SOLVED  # cut off, but the work is complete

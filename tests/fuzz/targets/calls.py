@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from clawgym.gateway.calls import Heard
+from clawgym.gateway.calls import ReplyBuilder
 from clawgym.gateway.parsers import ReplyParser, StopStrings
 from clawgym.registry import parsers
 
@@ -69,12 +69,12 @@ def _cut(source: Source, text: str) -> list[bytes]:
 
 def _read(pieces: list[str], style: str, reasoning: bool) -> object:
     parser = ReplyParser(parsers.make(style), _TOOLS, reasoning=reasoning)
-    heard = Heard()
+    reply = ReplyBuilder()
     for delta in [delta for piece in pieces for delta in parser.push(piece)] + parser.finish():
-        heard.take(delta)
+        reply.take(delta)
     for call in parser.calls:
         assert isinstance(json.loads(call["function"]["arguments"]), dict)
     said = [(call["function"]["name"], call["function"]["arguments"]) for call in parser.calls]
-    json.dumps(heard.message, ensure_ascii=False).encode()
-    assert (heard.message["content"] or None) == (parser.content or None)
+    json.dumps(reply.message, ensure_ascii=False).encode()
+    assert (reply.message["content"] or None) == (parser.content or None)
     return parser.content, parser.reasoning, said, parser.malformed

@@ -1,7 +1,6 @@
-"""A session of the gateway as an engine in this process: what a client of it would get, without a wire.
+"""A gateway session as an engine in this process, without HTTP.
 
-Invariant: the call that reaches the core, and so the record of it, is the one that the same request would have made
-over HTTP.
+Invariant: the recorded turns are the same as for the same requests over HTTP.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from clawgym.engines.protocol import Completion, Sampling
 from clawgym.errors import EngineError
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.dialects.chat import ChatDialect
-from clawgym.gateway.request import Opened
+from clawgym.gateway.request import SessionCredentials
 from clawgym.gateway.server import Gateway
 
 __all__ = ["SessionEngine"]
@@ -27,7 +26,7 @@ class SessionEngine:
 
     name = "gateway"
 
-    def __init__(self, gateway: Gateway, opened: Opened) -> None:
+    def __init__(self, gateway: Gateway, opened: SessionCredentials) -> None:
         self._gateway = gateway
         self._opened = opened
         self._dialect = ChatDialect()
@@ -35,8 +34,11 @@ class SessionEngine:
     async def complete(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), sampling: Sampling
     ) -> Completion:
-        """See :class:`~clawgym.engines.protocol.Engine`. What the gateway refuses is an
-        :class:`~clawgym.errors.EngineError` with the status that a client would have seen."""
+        """See :class:`~clawgym.engines.protocol.Engine`.
+
+        Raises:
+            EngineError: also if the gateway refuses the request, with the status that an HTTP client would get.
+        """
         given = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
         body: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, ())}
         body |= {"messages": list(messages), "model": self._gateway.model}
@@ -53,12 +55,12 @@ class SessionEngine:
         except Refusal as error:
             raise EngineError(str(error), status=error.status) from error
         found = parse_completion(whole)
-        assert not isinstance(found, Problem)  # it is our own answer
+        assert not isinstance(found, Problem)  # the dialect's own output is valid
         return found[0]
 
     def identity(self) -> dict[str, Any]:
-        """That of the engine behind the gateway."""
+        """Return the identity of the engine behind the gateway."""
         return dict(self._gateway.engine.identity())
 
     async def aclose(self) -> None:
-        """Nothing is held: the session is closed by who opened it."""
+        """Do nothing: the caller that opened the session closes it."""

@@ -1,4 +1,4 @@
-"""A session without a wire: the same answers, and the same records, as over HTTP."""
+"""SessionEngine: the same replies and records as over HTTP."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from clawgym.agents import Agent
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines import OpenAIEngine, Sampling
 from clawgym.errors import BudgetExceeded, ContextLengthExceeded, EngineError
-from clawgym.gateway.here import SessionEngine
 from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
+from clawgym.gateway.session_engine import SessionEngine
 from clawgym.pool import Pool
 from clawgym.pool.documents import conversations_of
 from clawgym.records import Episode, Outcome, VerifierResult
@@ -38,7 +38,7 @@ def client(base_url: str, api_key: str) -> Agent:
     return ToolLoopAgent(OpenAIEngine("policy", base_url=base_url, api_key=api_key))
 
 
-async def test_the_record_is_the_one_that_http_makes(model_folder: Path, backend: Backend, tmp_path: Path) -> None:
+async def test_records_equal_those_over_http(model_folder: Path, backend: Backend, tmp_path: Path) -> None:
     task = terminal_basic.make("file-op", 0)
     records = []
     for name in ("http", "here"):
@@ -58,9 +58,7 @@ async def test_the_record_is_the_one_that_http_makes(model_folder: Path, backend
     assert len(records[0][0]) == 4
 
 
-async def test_an_episode_is_settled_whatever_is_done_when_it_has_finished(
-    model_folder: Path, tmp_path: Path, backend: Backend
-) -> None:
+async def test_episode_is_closed_if_graded_callback_fails(model_folder: Path, tmp_path: Path, backend: Backend) -> None:
     engine = ScriptedEngine(model_folder, lambda prompt, number: SAID[number % len(SAID)])
 
     async def fails(session: str, episode: object) -> dict[str, float]:
@@ -76,7 +74,7 @@ async def test_an_episode_is_settled_whatever_is_done_when_it_has_finished(
         assert episode.reward is not None
 
 
-async def test_pool_says_that_a_model_judged(model_folder: Path, tmp_path: Path) -> None:
+async def test_pool_records_judging_model(model_folder: Path, tmp_path: Path) -> None:
     engine = ScriptedEngine(model_folder, lambda prompt, number: "yes")
     with Pool(tmp_path / "p.db") as pool:
         async with Gateway(engine, pool) as gateway:
@@ -93,7 +91,7 @@ async def test_pool_says_that_a_model_judged(model_folder: Path, tmp_path: Path)
         assert [row.get("judged_by") for row in rows] == [None, "rubric (judge-1)"]
 
 
-async def test_what_is_refused_has_its_status(model_folder: Path, tmp_path: Path) -> None:
+async def test_refusal_is_engine_error_with_status(model_folder: Path, tmp_path: Path) -> None:
     engine = ScriptedEngine(model_folder, lambda prompt, number: "yes", context_window=300)
     with Pool(tmp_path / "p.db") as pool:
         async with Gateway(engine, pool) as gateway:
@@ -105,7 +103,7 @@ async def test_what_is_refused_has_its_status(model_folder: Path, tmp_path: Path
                 await here.complete([], sampling=Sampling())
             assert error.value.status == 400
             assert (await here.complete(asked, sampling=Sampling())).text == "yes"
-            with pytest.raises(BudgetExceeded, match="has had its 1 model calls"):
+            with pytest.raises(BudgetExceeded, match="has used its 1 model calls"):
                 await here.complete(asked, sampling=Sampling())
             other = SessionEngine(gateway, dataclasses.replace(opened, secret="guessed"))
             with pytest.raises(EngineError, match="no such session") as error:

@@ -1,7 +1,6 @@
-"""What every request has to be before anything else is looked at: for this server, from no web page, not compressed.
+"""Checks of every request before its handler: the right host, no foreign web page, no compressed body.
 
-Invariant: a web page in its user's browser reaches no listener here, whatever name it makes resolve to loopback (DNS
-rebinding) and whatever form it posts.
+Invariant: a web page in a browser on this machine cannot use a listener, neither by DNS rebinding nor by posting forms.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-__all__ = ["door", "is_loopback"]
+__all__ = ["check_request", "is_loopback"]
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware
-async def door(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def check_request(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Refuse a request with a foreign ``Host`` (421) or ``Origin`` (403), or with a compressed body (415).
 
-    Names are checked on plain TCP listeners, which are loopback. A browser opens no unix socket, and where there is a
-    certificate it compares the name with that itself.
+    Hosts and origins are checked on TCP listeners without TLS, which are on loopback. Browsers do not open unix
+    sockets, and compare the host with the certificate if there is one.
     """
     refused = _refusal(request)
     if refused is None:
@@ -37,20 +36,20 @@ async def door(request: web.Request, handler: _Handler) -> web.StreamResponse:
 
 def _refusal(request: web.Request) -> tuple[int, str] | None:
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-        return 415, "compressed bodies are not taken: send the request without Content-Encoding"
+        return 415, "compressed bodies are not supported: send the request without Content-Encoding"
     sock: socket.socket | None = request.transport and request.transport.get_extra_info("socket")
     if sock is None or sock.family == socket.AF_UNIX or request.secure:
         return None
     own = sock.getsockname()[0]
-    if not _is_ours(request.headers.get("Host", ""), own):
-        return 421, "this server is not the host that was asked for: use the base_url that it printed"
+    if not _is_own_name(request.headers.get("Host", ""), own):
+        return 421, "this server is not the requested host: use the base_url that it printed"
     origin = request.headers.get("Origin")
-    if origin is not None and not _is_ours(urlsplit(origin).netloc, own):
-        return 403, "web pages of other servers may not ask here: use a program"
+    if origin is not None and not _is_own_name(urlsplit(origin).netloc, own):
+        return 403, "web pages of other servers cannot send requests here: use a program"
     return None
 
 
-def _is_ours(netloc: str, own: str) -> bool:
+def _is_own_name(netloc: str, own: str) -> bool:
     try:
         name = urlsplit(f"//{netloc}").hostname or ""
     except ValueError:
