@@ -60,7 +60,7 @@ class Engine(ScriptedEngine):
             sampled += len(tokens.ids)
             if self.dies and sampled > 12:
                 self.dies = False
-                raise EngineError("upstream died: wait")
+                raise EngineError("endpoint failed: wait")
 
 
 class Agent:

@@ -35,7 +35,9 @@ def pi() -> Pi:
 @pytest.mark.parametrize(
     "where",
     [
-        pytest.param("chroot", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid a box")),
+        pytest.param(
+            "chroot", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for one uid per sandbox")
+        ),
         pytest.param("docker", marks=pytest.mark.docker),
     ],
 )

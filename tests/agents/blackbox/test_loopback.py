@@ -17,7 +17,7 @@ from clawgym.sandbox import Sandbox, SandboxSpec, backend
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="chroot boxes need root"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="chroot sandboxes need root"),
     pytest.mark.skipif(not shutil.which("node", path="/usr/local/bin:/usr/bin"), reason="no Node in /usr"),
 ]
 

@@ -26,7 +26,7 @@ from clawgym.errors import AgentError
 
 from .releases import NODE_PACKAGE, OFFLINE, as_shipped, falsified, make_release, registry
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="boxes are Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
 OWNER = """
 import sys
