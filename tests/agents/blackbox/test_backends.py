@@ -36,7 +36,7 @@ def pi() -> Pi:
     "where",
     [
         pytest.param(
-            "chroot", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for one uid per sandbox")
+            "chroot", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid per sandbox")
         ),
         pytest.param("docker", marks=pytest.mark.docker),
     ],

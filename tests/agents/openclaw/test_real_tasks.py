@@ -92,7 +92,7 @@ async def backend(request):
     if request.param == "docker":
         request.getfixturevalue("docker_engine")
     if request.param == "chroot" and os.geteuid() != 0:
-        pytest.skip("needs root, for one uid per sandbox")
+        pytest.skip("needs root, for a uid per sandbox")
     made = make_backend(request.param)
     yield made
     await made.aclose()
