@@ -1,4 +1,4 @@
-"""Does a policy take on a person's style from what the person says to its replies? (docs/personal.md)
+"""Does a policy take on a person's style from what the person says to its replies? (docs/how-to/personal.md)
 
     python benchmarks/personal.py --out runs/personal
     python benchmarks/personal.py --method combined --method random --seeds 5

@@ -52,7 +52,7 @@ def texts(commit: str | None) -> Iterator[tuple[str, str]]:
 
 def prose(markdown: str) -> str:
     """The running text of a page, one paragraph a line; links and code spans become one word each."""
-    text = re.sub(r"^(```|~~~).*?^\1\s*$", "\n", markdown, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^[ \t]*(```|~~~).*?^[ \t]*\1\s*$", "\n", markdown, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"<!--.*?-->|^---\n.*?^---$", "", text, flags=re.DOTALL | re.MULTILINE)
     kept: list[list[str]] = [[]]
     for line in text.splitlines():

@@ -341,7 +341,7 @@ class Guards(_Part):
 
 
 class Verl(_Part):
-    """Settings of the trainer ``verl`` only (docs/verl.md)."""
+    """Settings of the trainer ``verl`` only (docs/how-to/verl.md)."""
 
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
     """``sync``: rollouts and updates alternate. The other modes collect rollouts during updates, up to
@@ -460,10 +460,10 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> TrainConfi
             raise TrainingError(
                 f"{source}: written by version 0.1, whose runs cannot be resumed: start another run with model.path "
                 "set to its checkpoint (checkpoints/NUMBER/model), or resume it with clawgym 0.1. agent.prompt is now "
-                "agent.options.prompt, and tracking names trackers (docs/training.md)"
+                "agent.options.prompt, and tracking names trackers (docs/how-to/training.md)"
             ) from error
         wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
-        raise TrainingError(f"{source}: {wrong}: correct these settings (docs/training.md lists all)") from error
+        raise TrainingError(f"{source}: {wrong}: correct these settings (docs/how-to/training.md)") from error
 
 
 def _of_0_1(data: Mapping[str, Any]) -> bool:

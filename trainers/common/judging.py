@@ -114,7 +114,7 @@ def _judge(config: TrainConfig, gateway: Gateway, stack: contextlib.AsyncExitSta
     if not isinstance(made, Judge):
         raise TrainingError(
             f"reward.judge: {about.judge} gave {type(made).__name__}, which is not a judge: a judge has name, version "
-            "and judge() (docs/rewards.md)"
+            "and judge() (docs/concepts/process-rewards.md)"
         )
     if (close := getattr(made, "aclose", None)) is not None:
         stack.push_async_callback(close)

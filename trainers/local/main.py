@@ -57,7 +57,7 @@ def _check(method: str) -> None:
 
 def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
     """What :func:`train` would do, without doing it: sizes of the splits, steps, and an estimate of memory in bytes
-    (docs/training.md compares it with measurements)."""
+    (docs/results/training.md compares it with measurements)."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 

@@ -1,1 +1,1 @@
-"""The trainer ``verl``: the same tasks, agents, rewards and formulas on a Ray cluster (docs/verl.md)."""
+"""The trainer ``verl``: the same tasks, agents, rewards and formulas on a Ray cluster (docs/how-to/verl.md)."""

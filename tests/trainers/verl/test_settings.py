@@ -91,8 +91,8 @@ def test_unsupported_setting_is_named(parts: dict[str, Any], named: str) -> None
 
 
 def launches() -> list[tuple[str, ...]]:
-    """Recipes with their overrides: all recipes for verl, and the commands in docs/verl.md."""
-    page = (Path(__file__).parents[3] / "docs/verl.md").read_text("utf-8")
+    """Recipes with their overrides: all recipes for verl, and the commands in docs/how-to/verl.md."""
+    page = (Path(__file__).parents[3] / "docs/how-to/verl.md").read_text("utf-8")
     (judge,) = re.findall(r'^judge="(.*)"$', page, re.MULTILINE)
     said = re.findall(r"^clawgym train rl --config (.*)$", page, re.MULTILINE)
     found = [tuple(line.replace("$judge", judge).replace("--set ", "").split()) for line in said]
