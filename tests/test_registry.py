@@ -565,7 +565,7 @@ for format in ("note", "scratch.format:Note"):
 def test_unknown_format_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"there is no format 'habor'\. Did you mean 'harbor'"):
         write((), tmp_path / "new", "habor")
-    with pytest.raises(TaskError, match="this format is only read"):
+    with pytest.raises(TaskError, match="this format cannot be written"):
         write([Task("a", "Do it.", VerifierSpec("reward_sh", ()))], tmp_path / "new", "osworld")
     assert not (tmp_path / "new").exists()
 

@@ -70,5 +70,5 @@ async def test_missing_layer_raises_unsupported_task(black_box: Any, tmp_path: P
     made = layered(tmp_path, "a")
     (tmp_path / "a" / "layered.py").unlink()
     (tmp_path / "a").rmdir()
-    with pytest.raises(UnsupportedTask, match=r"test/a is gone.*clawgym tasks prepare"):
+    with pytest.raises(UnsupportedTask, match=r"test/a is missing.*clawgym tasks prepare"):
         await episode_of(made, setup.agent, setup.backend)

@@ -35,9 +35,7 @@ def pi() -> Pi:
 @pytest.mark.parametrize(
     "where",
     [
-        pytest.param(
-            "chroot", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid per sandbox")
-        ),
+        pytest.param("chroot", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a uid per sandbox")),
         pytest.param("docker", marks=pytest.mark.docker),
     ],
 )
