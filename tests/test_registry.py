@@ -728,7 +728,7 @@ def test_entry_point_that_cannot_be_imported_names_its_package(installed: Path, 
 
 
 def test_every_kind_is_in_the_page() -> None:
-    page = (Path(__file__).parents[1] / "docs/registry.md").read_text("utf-8")
+    page = (Path(__file__).parents[1] / "docs/reference/registry.md").read_text("utf-8")
     rows = re.findall(r"^\| (\w+).*? \| `(clawgym\.\w+)` \| `([\w/]+\.py)`", page, re.MULTILINE)
     packs = re.findall(r"^\| (packs) .*? \| `(clawgym\.packs)` \|", page, re.MULTILINE)
     assert {(kind, group) for kind, group, *_ in [*rows, *packs]} == {(k, r.group) for k, r in KINDS.items()}

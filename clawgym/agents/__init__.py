@@ -69,7 +69,7 @@ def make_agent(
     if is_program and not all(hasattr(thing, part) for part in ("spec", "start", "identity")):
         raise AgentError(
             f"agent {name!r} is not an agent: give it run(), identity() and aclose(), or for a program spec(), start() "
-            "and identity() (docs/new-agent.md)"
+            "and identity() (docs/how-to/agents.md)"
         )
     takes = {option.name for option in agents.options(name)}
     if sampling is not None and not is_program and "sampling" not in takes:
@@ -91,7 +91,7 @@ def make_agent(
     if not isinstance(made, Agent):
         raise AgentError(
             f"agent {name!r} is not an agent but {type(made).__name__}: give it name, version, run(), identity() and "
-            "aclose() (docs/new-agent.md)"
+            "aclose() (docs/how-to/agents.md)"
         )
     return made
 

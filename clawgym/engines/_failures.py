@@ -122,7 +122,7 @@ def refusal_of(status: int, headers: Mapping[str, str], raw: bytes) -> EndpointF
 
 def out_of_bounds(what: str) -> EndpointFailure:
     """The failure for a response beyond the bounds, or a compressed one. Never retried."""
-    do = "check base_url, or use an endpoint that keeps the bounds (docs/gateway.md)"
+    do = "check base_url, or use an endpoint that keeps the bounds (docs/reference/gateway-api.md)"
     return EndpointFailure(what, 502, do=do)
 
 

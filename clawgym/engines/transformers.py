@@ -44,7 +44,7 @@ KEPT_TOKENS = 2**18
 
 
 class TransformersEngine:
-    """A :class:`~clawgym.engines.protocol.TokenEngine`; see ``docs/engines.md``.
+    """A :class:`~clawgym.engines.protocol.TokenEngine`; see ``docs/how-to/engines.md``.
 
     ``model`` is a folder, a Hub name, or a loaded module; with a module, ``tokenizer`` names the folder of its
     tokenizer. A module keeps its device and dtype, and may be shared with a trainer, which must only run or change it

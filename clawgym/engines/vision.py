@@ -109,7 +109,7 @@ def _opened(image: Image) -> PIL.Image.Image:
 
 
 class VisionEngine:
-    """A :class:`~clawgym.engines.protocol.TokenEngine` for models of the Qwen-VL family (``docs/engines.md``).
+    """A :class:`~clawgym.engines.protocol.TokenEngine` for models of the Qwen-VL family (``docs/how-to/engines.md``).
 
     ``model`` is a folder or a loaded module; with a module, ``tokenizer`` names the folder of its tokenizer and image
     processor, and the module must not be run or changed except by :meth:`update_weights`. Raises :class:`EngineError`

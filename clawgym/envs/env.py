@@ -12,7 +12,7 @@
 ...         done = await sandbox.exec(["python3", "-c", action], cwd=self.task.workspace, timeout=self.seconds)
 ...         return {"output": done.text[-10_000:]}
 
-``@clawgym.registry.envs.register("Mine/python-v0")`` gives it a name; docs/registry.md has other ways.
+``@clawgym.registry.envs.register("Mine/python-v0")`` gives it a name; docs/reference/registry.md has other ways.
 docs/new-environment.md has a longer example with tasks.
 """
 

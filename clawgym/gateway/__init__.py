@@ -9,5 +9,5 @@ Modules, in the order in which a request passes them:
 - An engine samples; ``decode`` and ``parsers`` turn its ids into a message; the pool's writer stores the turn.
 
 A new wire format is a file in ``dialects``. A new way in which agents rewrite their history is a rule in ``stitch``,
-documented in ``docs/gateway.md``.
+documented in ``docs/concepts/exact-tokens.md``.
 """

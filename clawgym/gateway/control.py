@@ -232,7 +232,7 @@ class Control:
         return {"gateway": self._gateway.stats(), "pool": await self._gateway.in_pool(Pool.stats)}
 
     async def _not_found(self, request: web.Request) -> dict[str, Any]:
-        raise Refusal(404, f"there is nothing at {request.method} {request.path!r}: see docs/gateway.md")
+        raise Refusal(404, f"there is nothing at {request.method} {request.path!r}: see docs/reference/gateway-api.md")
 
 
 def _fields(body: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]], others: set[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 An unmodified agent does not say which of its calls are its own work, a sub-agent's, or a summary of its history. The
 rules here use only the session's records: texts of a call that occurred before in the session. They are not specific to
-an agent, and were tested with the requests of OpenClaw 2026.4.1 (docs/gateway.md, tests/gateway).
+an agent, and were tested with the requests of OpenClaw 2026.4.1 (docs/concepts/exact-tokens.md, tests/gateway).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@
 >>> Brackets().read('ls {"path": "."}', ())
 ('ls', '{"path": "."}')
 
-docs/registry.md shows how to register it. The gateway uses the first parser that reads the calls which the model's chat
+docs/reference/registry.md shows how to register it. The gateway uses the first parser that reads the calls which the model's chat
 template writes.
 """
 

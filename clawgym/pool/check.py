@@ -2,7 +2,7 @@
 
 The same check applies to ClawGym's own episodes and to trace files of other tools. Results: ``exact`` (no
 contradiction, nothing missing), ``unproved`` (something is missing, or looks made up), ``broken`` (it contradicts
-itself). Pure functions, without files and network. ``docs/pool.md`` lists what the check cannot detect.
+itself). Pure functions, without files and network. ``docs/reference/pool.md`` lists what the check cannot detect.
 """
 
 from __future__ import annotations

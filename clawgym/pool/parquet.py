@@ -1,6 +1,6 @@
 """Episodes as Parquet rows: one lossless row per turn. The last turn of each training sequence also contains that.
 
-``docs/pool.md`` describes the columns.
+``docs/reference/pool.md`` describes the columns.
 """
 
 from __future__ import annotations

@@ -233,12 +233,12 @@ class Pool:
         return self._store.retried(work, leasing=True)
 
     def stats(self) -> dict[str, Any]:
-        """Counts by channel; see ``docs/pool.md``. Takes milliseconds."""
+        """Counts by channel; see ``docs/reference/pool.md``. Takes milliseconds."""
         with self._store.read() as db:
             return _load.stats(db) | {"name": self.name, "bytes": self._store.size(db)}
 
     def flaws(self) -> dict[str, dict[str, int]]:
-        """Channel -> flaw (``docs/gateway.md``) -> how many turns have it, those of open episodes included. Reads every
+        """Channel -> flaw (``docs/concepts/exact-tokens.md``) -> how many turns have it, those of open episodes included. Reads every
         turn of the episodes that have one."""
         with self._store.read() as db:
             return _load.flaws(db)

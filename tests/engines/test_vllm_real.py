@@ -1,6 +1,6 @@
 """The vLLM engine on a real vLLM server, beside the transformers engine, on the same weights.
 
-Runs where ``CLAWGYM_VLLM`` is the python of an environment with vLLM; ``docs/engines.md`` says how to make one.
+Runs where ``CLAWGYM_VLLM`` is the python of an environment with vLLM; ``docs/how-to/engines.md`` says how to make one.
 """
 
 from __future__ import annotations

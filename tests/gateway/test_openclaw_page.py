@@ -1,4 +1,4 @@
-"""Run the configuration of ``docs/openclaw.md`` for an existing OpenClaw with the real OpenClaw."""
+"""Run the configuration of ``docs/how-to/openclaw.md`` for an existing OpenClaw with the real OpenClaw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from clawgym.agents.openclaw.install import Installation
 from clawgym.pool import sequences_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "openclaw.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "openclaw.md"
 
 
 async def test_page_configuration_connects_openclaw(make_gateway, openclaw: Installation, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class OpenClaw:
 
     Args:
         version: the installed version to use; by default the one that ``clawgym openclaw install`` installs.
-        prompt: ``reference``, OpenClaw's default prompt, or ``slim``, a shorter one (docs/openclaw.md).
+        prompt: ``reference``, OpenClaw's default prompt, or ``slim``, a shorter one (docs/how-to/openclaw.md).
         image: a sandbox image that contains OpenClaw, instead of an installation; by default ``$OPENCLAW_ROOTFS``.
 
     Raises:

@@ -17,7 +17,7 @@ __all__ = ["ENV", "Prompt", "configuration", "model_provider"]
 
 Prompt = Literal["reference", "slim"]
 """``reference``: OpenClaw's default prompt, as in published training runs. ``slim``: without workspace files, skills
-and the tools for sessions, web and cron; it has a third of the tokens (docs/openclaw.md)."""
+and the tools for sessions, web and cron; it has a third of the tokens (docs/how-to/openclaw.md)."""
 
 ENV = {
     "OPENCLAW_NO_RESPAWN": "1",

@@ -1,6 +1,6 @@
 """Agent ``openclaw-dense``: one OpenClaw process for all tasks, and a sandbox for each task, where its tools work.
 
-For small machines (docs/openclaw.md). Isolation is weaker than with one OpenClaw per sandbox, since the agents share
+For small machines (docs/how-to/openclaw.md). Isolation is weaker than with one OpenClaw per sandbox, since the agents share
 a process. Invariants: a tool works only in the sandbox of its own task. Each of OpenClaw's agents gets one task and is
 then removed. If the shared process ends, its episodes end with an infrastructure error.
 """
@@ -66,7 +66,7 @@ class DenseOpenClaw(OpenClaw):
 
     Args:
         version: the installed version to use; by default the one that ``clawgym openclaw install`` installs.
-        prompt: ``reference``, OpenClaw's default prompt, or ``slim``, a shorter one (docs/openclaw.md).
+        prompt: ``reference``, OpenClaw's default prompt, or ``slim``, a shorter one (docs/how-to/openclaw.md).
         max_tokens: token limit of one reply.
 
     Raises:

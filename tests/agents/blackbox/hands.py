@@ -1,4 +1,4 @@
-"""The small agent of docs/new-agent.md, read from the page itself, so that the tests run what the page shows."""
+"""The small agent of docs/tutorials/plug-in-an-agent.md, read from the page itself, so that the tests run what the page shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PAGE = Path(__file__).parents[3] / "docs" / "new-agent.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "plug-in-an-agent.md"
 
 
 def page_source() -> str:
