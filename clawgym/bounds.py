@@ -1,7 +1,7 @@
 """Bounds on data that arrives over HTTP: requests of agents, responses of endpoints.
 
-The table in ``docs/reference/gateway-api.md`` says what each bound is for, and what happens beyond it. Error messages name the
-constant.
+The table in ``docs/reference/gateway-api.md`` says what each bound is for, and what happens beyond it. Error messages
+name the constant.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Extension points of training: an advantage, a loss, a trainer.
 
-A fourth one, the tracker, is in :mod:`clawgym.trainers.common.tracking`. docs/reference/registry.md says how to register them.
+A fourth one, the tracker, is in :mod:`clawgym.trainers.common.tracking`. docs/reference/registry.md says how to
+register them.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@
 >>> Brackets().read('ls {"path": "."}', ())
 ('ls', '{"path": "."}')
 
-docs/reference/registry.md shows how to register it. The gateway uses the first parser that reads the calls which the model's chat
-template writes.
+docs/reference/registry.md shows how to register it. The gateway uses the first parser that reads the calls
+which the model's chat template writes.
 """
 
 from __future__ import annotations

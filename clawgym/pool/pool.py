@@ -238,8 +238,8 @@ class Pool:
             return _load.stats(db) | {"name": self.name, "bytes": self._store.size(db)}
 
     def flaws(self) -> dict[str, dict[str, int]]:
-        """Channel -> flaw (``docs/concepts/exact-tokens.md``) -> how many turns have it, those of open episodes included. Reads every
-        turn of the episodes that have one."""
+        """Channel -> flaw (``docs/concepts/exact-tokens.md``) -> how many turns have it, those of open episodes
+        included. Reads every turn of the episodes that have one."""
         with self._store.read() as db:
             return _load.flaws(db)
 

@@ -11,8 +11,8 @@
 ...         check = TaskFile("reward.sh", path.with_suffix(".sh"), executable=True)
 ...         return Task(path.stem, path.read_text(), VerifierSpec("reward_sh", (check,)))
 
-:func:`clawgym.tasks.read` detects the format of a path; it asks built-in formats first. docs/reference/registry.md says how to
-register a format of another package.
+:func:`clawgym.tasks.read` detects the format of a path; it asks built-in formats first. docs/reference/registry.md says
+how to register a format of another package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real vLLM server on a CPU, where ``CLAWGYM_VLLM`` is the python of an environment with vLLM (docs/how-to/engines.md)."""
+"""A real vLLM server on a CPU. ``CLAWGYM_VLLM`` is the python of an environment with vLLM (docs/how-to/engines.md)."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Running(Protocol):
 class Claw(Protocol):
     """The adapter of one agent program.
 
-    Example, for a program that is started anew for each message (``docs/tutorials/plug-in-an-agent.md`` has a complete one)::
+    Example, for a program that is started anew for each message (complete in ``docs/tutorials/plug-in-an-agent.md``)::
 
         class Hands:
             name = "hands"

@@ -1,8 +1,8 @@
 """Agent ``openclaw-dense``: one OpenClaw process for all tasks, and a sandbox for each task, where its tools work.
 
-For small machines (docs/how-to/openclaw.md). Isolation is weaker than with one OpenClaw per sandbox, since the agents share
-a process. Invariants: a tool works only in the sandbox of its own task. Each of OpenClaw's agents gets one task and is
-then removed. If the shared process ends, its episodes end with an infrastructure error.
+For small machines (docs/how-to/openclaw.md). Isolation is weaker than with one OpenClaw per sandbox, since the
+agents share a process. Invariants: a tool works only in the sandbox of its own task. Each of OpenClaw's agents gets one
+task and is then removed. If the shared process ends, its episodes end with an infrastructure error.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@
 ...     async def whole(self, deltas, call, body):
 ...         return {"text": "".join([delta.text async for delta in deltas])}
 
-docs/reference/registry.md shows how to register it. A gateway serves all registered dialects, or those in ``dialects=``.
+docs/reference/registry.md shows how to register it. A gateway serves all registered dialects, or those in
+``dialects=``.
 """
 
 from __future__ import annotations

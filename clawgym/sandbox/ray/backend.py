@@ -35,8 +35,8 @@ _logger = logging.getLogger("clawgym.sandbox")
 _LOOK_SECONDS = 2.0
 """Interval at which the list of nodes and their load are updated."""
 _NO_CLUSTER = (
-    "no Ray cluster was named: start one (`ray start --head`, docs/how-to/many-machines.md) and set RAY_ADDRESS to its address, "
-    "or call ray.init() first; for this machine alone use backend='namespace'"
+    "no Ray cluster was named: start one (`ray start --head`, docs/how-to/many-machines.md) and set RAY_ADDRESS to its "
+    "address, or call ray.init() first; for this machine alone use backend='namespace'"
 )
 
 

@@ -1,4 +1,4 @@
-"""The small agent of docs/tutorials/plug-in-an-agent.md, read from the page itself, so that the tests run what the page shows."""
+"""The small agent of docs/tutorials/plug-in-an-agent.md, read from the page: the tests run what the page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run docs/tutorials/plug-in-an-agent.md: the code blocks as one file, the commands, and compare their output with the page."""
+"""Run docs/tutorials/plug-in-an-agent.md: the code blocks as one file, and the commands with the output shown."""
 
 from __future__ import annotations
 
