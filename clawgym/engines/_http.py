@@ -12,6 +12,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
@@ -21,6 +22,7 @@ from clawgym.bounds import HELD_ANSWERS, LARGEST_ANSWER, LARGEST_ERROR, LARGEST_
 from clawgym.engines._failures import EndpointFailure, error_of, host_of, message_of, out_of_bounds, refusal_of
 from clawgym.engines._retry import is_retryable
 from clawgym.engines._sse import EventReader
+from clawgym.engines.chat import refuse_constant
 from clawgym.errors import ClawGymError, MissingDependency
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ UNREACHABLE = "unreachable"
 """Code of the failure of a request whose connection could not be made, or broke."""
 _PIECE = 64
 """Least bytes that a piece counts for: a response in single bytes takes as much work."""
+_MOST_INTERIM = 100
+"""Most interim responses (such as 103 Early Hints) before a response."""
 
 
 class HttpEndpoint:
@@ -177,7 +181,7 @@ class HttpEndpoint:
     async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
         whole, size = bytearray(), 0
         try:
-            while piece := await response.content.readany():
+            async for piece, _ in response.content.iter_chunks():  # one by one, to count each
                 cost = max(len(piece), _PIECE)
                 size += cost
                 self._held += cost
@@ -196,7 +200,7 @@ class HttpEndpoint:
         if self._session is None:
             self._session = self._aiohttp.ClientSession(
                 headers=self._headers,
-                connector=self._aiohttp.TCPConnector(limit=0),
+                connector=_connector(self._aiohttp),
                 cookie_jar=self._aiohttp.DummyCookieJar(),
                 timeout=self._aiohttp.ClientTimeout(total=None, sock_connect=self._connect),
                 auto_decompress=False,
@@ -266,10 +270,17 @@ class HttpEndpoint:
             failure = EndpointFailure(f"a request that is not JSON ({error})", do="correct the request")
         raise self.error(failure)
 
+    def _loads(self, data: bytes) -> Any:
+        """Decode JSON, also where orjson refuses it: whole numbers of more than 64 bits, half of a surrogate pair."""
+        try:
+            return self._orjson.loads(data)
+        except ValueError:
+            return json.loads(data, parse_constant=refuse_constant)
+
     def _decoded(self, data: bytes, *, again: bool = False) -> dict[str, Any]:
         """Decode the JSON object ``data``. With ``again``, the error for one that was cut off is retryable."""
         try:
-            decoded = read_json(data, self._orjson.loads)
+            decoded = read_json(data, self._loads)
             if isinstance(decoded, dict):
                 return decoded
             raise ValueError
@@ -280,6 +291,26 @@ class HttpEndpoint:
             text = f"an answer that is not JSON of an object ({shown!r})"
             do = "check that base_url ends with /v1"
             raise self.error(EndpointFailure(text, retryable=again and shown[:1] in "{", do=do)) from None
+
+
+def _connector(aiohttp: Any) -> aiohttp.TCPConnector:
+    """A connector that breaks the connection of a server that sends interim responses (1xx) without end."""
+    from aiohttp.client_proto import ResponseHandler
+
+    class Handler(ResponseHandler):
+        interim = 0
+        """Interim responses since the last final one."""
+
+        def feed_data(self, data: Any, size: int = 0) -> None:
+            self.interim = self.interim + 1 if data[0].code < 200 else 0
+            if self.interim <= _MOST_INTERIM:
+                super().feed_data(data, size)
+            elif self.transport is not None:
+                self.transport.abort()  # type: ignore[attr-defined]
+
+    made = aiohttp.TCPConnector(limit=0)
+    made._factory = partial(Handler, loop=asyncio.get_running_loop())
+    return made
 
 
 def _proxy(scheme: str, host: str) -> str | None:

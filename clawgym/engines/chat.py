@@ -16,7 +16,7 @@ from clawgym.engines.protocol import Completion
 from clawgym.errors import BudgetExceeded
 from clawgym.records import ToolCall, Usage
 
-__all__ = ["Problem", "ReplyCounter", "count_of", "parse_completion", "storable"]
+__all__ = ["Problem", "ReplyCounter", "count_of", "parse_completion", "refuse_constant", "storable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,14 @@ def _arguments(raw: Any) -> Mapping[str, Any] | None:
     if raw is None or (isinstance(raw, str) and not raw.strip()):
         return {}
     try:
-        value = json.loads(raw, parse_constant=_refuse_constant) if isinstance(raw, str) else raw
+        value = json.loads(raw, parse_constant=refuse_constant) if isinstance(raw, str) else raw
         return storable(value) if isinstance(value, dict) else None
     except (ValueError, RecursionError):
         return None
 
 
-def _refuse_constant(name: str) -> Any:
+def refuse_constant(name: str) -> Any:
+    """The ``parse_constant`` of :func:`json.loads` that accepts neither NaN nor infinities."""
     raise ValueError(f"{name} is not JSON")
 
 

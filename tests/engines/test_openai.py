@@ -23,15 +23,19 @@ TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": 
 
 
 @pytest.fixture
-def engine(fake_openai: FakeOpenAI, monkeypatch: pytest.MonkeyPatch):
+async def engine(fake_openai: FakeOpenAI, monkeypatch: pytest.MonkeyPatch):
     """Makes engines for the fake endpoint."""
+    made: list[OpenAIEngine] = []
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr("clawgym.engines._retry.FIRST_SECONDS", 0.02)
 
     def make(**options: Any) -> OpenAIEngine:
-        return OpenAIEngine("m", **{"base_url": fake_openai.base_url, "api_key": KEY, **options})
+        made.append(OpenAIEngine("m", **{"base_url": fake_openai.base_url, "api_key": KEY, **options}))
+        return made[-1]
 
-    return make
+    yield make
+    for one in made:
+        await one.aclose()
 
 
 async def ask(engine: OpenAIEngine, sampling: Sampling | None = None, **options: Any):
@@ -310,7 +314,7 @@ async def test_a_local_endpoint_needs_no_key_and_openai_does(engine, monkeypatch
         engine(api_key=None, base_url=None)
 
 
-def test_wrong_arguments_say_what_to_write(engine):
+async def test_wrong_arguments_say_what_to_write(engine):
     with pytest.raises(EngineError, match="http://"):
         engine(base_url="localhost:8000")
     with pytest.raises(EngineError, match="positive"):
@@ -319,13 +323,13 @@ def test_wrong_arguments_say_what_to_write(engine):
         Prices(-1.0, 1.0)
 
 
-def test_user_info_in_the_url_is_not_shown(engine):
+async def test_user_info_in_the_url_is_not_shown(engine):
     e = engine(base_url="https://user:hunter2@example.org:8443/v1")
     assert e.identity()["host"] == "example.org"
     assert "hunter2" not in repr(e) + str(e.identity())
 
 
-def test_the_missing_package_is_named(engine, monkeypatch: pytest.MonkeyPatch):
+async def test_the_missing_package_is_named(engine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(MissingDependency, match=r"pip install 'clawgym\[openai\]'"):
         engine()

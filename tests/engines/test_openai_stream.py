@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import traceback
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -148,6 +149,12 @@ async def test_a_stream_that_breaks_later_is_not(fake_openai: FakeOpenAI, engine
     assert not caught.value.retryable
     assert len(fake_openai.requests) == 1
     assert e.stats()["without_usage"] == 1
+
+
+async def test_half_of_a_surrogate_pair_is_replaced(fake_openai: FakeOpenAI, engine) -> None:
+    half = json.dumps(chunk(content="a\ud83d"))  # some servers cut a character into two events
+    fake_openai.script.append(streamed(half, *WORDS))
+    assert "".join(d.text for d in await collect(engine())) == "a\ufffdhello"
 
 
 async def test_refused_parameters_are_adapted(fake_openai: FakeOpenAI, engine) -> None:

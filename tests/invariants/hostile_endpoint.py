@@ -58,7 +58,7 @@ def bomb(size: int, wrapped: int) -> bytes:
 def _packed(name: str, data: Callable[[], bytes]) -> Callable[[], AsyncIterator[bytes]]:
     async def pieces() -> AsyncIterator[bytes]:
         body = await asyncio.to_thread(data)
-        yield f"Content-Encoding: {name}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        yield f"Connection: close\r\nContent-Encoding: {name}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
     return pieces
 

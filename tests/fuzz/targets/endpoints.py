@@ -62,6 +62,10 @@ class _Answer:
     async def readany(self) -> bytes:
         return self._pieces.pop(0) if self._pieces else b""
 
+    async def iter_chunks(self) -> AsyncIterator[tuple[bytes, bool]]:
+        while piece := await self.readany():
+            yield piece, True
+
     def close(self) -> None: ...
 
     async def __aenter__(self) -> _Answer:
