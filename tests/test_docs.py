@@ -20,7 +20,8 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PYTHON = [
     pytest.param(code, id=f"{page.stem}-{number}")
     for page in PAGES
-    if page.stem not in ("plug-in-an-agent", "new-environment", "new-task", "write-a-task")  # in pieces, with tests of their own
+    # In pieces, with tests of their own.
+    if page.stem not in ("plug-in-an-agent", "new-environment", "new-task", "write-a-task")
     for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
     if "import" in code
 ]
