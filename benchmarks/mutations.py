@@ -186,7 +186,7 @@ NEAR: dict[str, tuple[str, ...]] = {
             "desktop/screen": "desktop/test_x11 desktop/test_desktop",
             "desktop/spares": "desktop/test_spares",
             "envs/_human": "envs/test_terminal envs/test_toolcall",
-            "envs/_single": "envs/test_terminal envs/test_new_environment",
+            "envs/_single": "envs/test_terminal envs/test_write_an_environment",
             "envs/_tasks": "envs/test_terminal",
             "envs/_vector": "envs/test_terminal envs/test_many envs/test_toolcall",
             "envs/_runner": "envs/test_terminal envs/test_toolcall",

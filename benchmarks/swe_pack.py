@@ -2,7 +2,7 @@
 
     python benchmarks/swe_pack.py add recipe.json ...    # what `clawgym tasks make swe` wrote
     python benchmarks/swe_pack.py record                 # hashes of what every recipe comes out as now
-    python benchmarks/swe_pack.py table                  # the table of docs/swe.md
+    python benchmarks/swe_pack.py table                  # the table of docs/results/environments.md
     python benchmarks/swe_pack.py try [PACKAGE ...]      # solution, nothing and what is wrong, once each, in boxes
 
 After ``add`` a package has to be named in ``PACKAGES`` of the pack; after ``record`` its ``VERSION`` has to be raised,

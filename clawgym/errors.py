@@ -66,7 +66,7 @@ class SandboxError(ClawGymError):
 class TreeTooLarge(SandboxError):
     """The files in a sandbox exceed a bound, so they are not copied out.
 
-    ``bound`` is ``size``, ``entries``, ``depth``, ``path`` or ``names`` (``docs/grading.md``).
+    ``bound`` is ``size``, ``entries``, ``depth``, ``path`` or ``names`` (``docs/how-to/sandboxes.md``).
     """
 
     def __init__(self, message: str, *, bound: str = "size") -> None:

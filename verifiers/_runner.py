@@ -5,7 +5,7 @@ Therefore stdin has a secret mark. It is written to stderr only after the checke
 itself has called ``sys.exit``, and only if ``print``, ``json`` and ``sys.stdout`` are unchanged. Agent code in another
 process cannot read, write or trace this process (``PR_SET_DUMPABLE``).
 
-Code in the same process that knows this mechanism can still forge a result; see docs/grading.md.
+Code in the same process that knows this mechanism can still forge a result; see docs/concepts/grading.md.
 """
 
 import os

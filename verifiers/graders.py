@@ -31,7 +31,7 @@ def make_grader(spec: VerifierSpec) -> Grader:
     if not isinstance(made, Grader):
         raise GradingError(
             f"grader {spec.grader!r} is {type(made).__name__}, which is not a grader: a grader has name, "
-            "version, model and grade(submission) (docs/grading.md)"
+            "version, model and grade(submission) (docs/concepts/grading.md)"
         )
     return made
 

@@ -13,7 +13,7 @@
 ...         return {"output": done.text[-10_000:]}
 
 ``@clawgym.registry.envs.register("Mine/python-v0")`` gives it a name; docs/reference/registry.md has other ways.
-docs/new-environment.md has a longer example with tasks.
+docs/tutorials/write-an-environment.md has a longer example with tasks.
 """
 
 from __future__ import annotations

@@ -43,14 +43,14 @@ _MAX_LIMIT = 2.0**53
 
 
 class GradingMode(StrEnum):
-    """Where the verifier runs (see ``docs/grading.md``)."""
+    """Where the verifier runs (see ``docs/concepts/grading.md``)."""
 
     CLEAN = "clean"
     """In a new sandbox, on a copy of the workspace."""
     FORK = "fork"
     """In a sandbox made from a snapshot of the agent's sandbox."""
     LIVE = "live"
-    """In the agent's sandbox."""
+    """In a new sandbox that shares the network of the agent's running sandbox, on a copy of the workspace."""
 
 
 @dataclass(frozen=True, slots=True)

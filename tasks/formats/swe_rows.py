@@ -3,7 +3,7 @@
 A row names its repository, but has neither its files nor its dependencies. The files come from a clone below
 ``$CLAWGYM_REPOS`` (:mod:`clawgym.tasks.swe.repository`). The dependencies come from a folder of installed packages
 beside the clone, ``<owner>/<name>.site`` or ``<name>@<version>.site``, which becomes a layer. If one is missing, the
-task is ``unsupported``, with a message on how to get it. docs/swe.md has the commands.
+task is ``unsupported``, with a message on how to get it. docs/how-to/swe.md has the commands.
 """
 
 from __future__ import annotations

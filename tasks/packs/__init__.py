@@ -58,6 +58,6 @@ def pack(name: str) -> Pack:
     if not isinstance(made, Pack):
         raise TaskSetNotFound(
             f"pack {name!r} is {type(made).__name__}, which is not a pack: a pack has version and load(split, seeds) "
-            "(docs/new-task.md)"
+            "(docs/how-to/task-sets.md)"
         )
     return made

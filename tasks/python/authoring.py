@@ -63,7 +63,7 @@ class TaskDraft:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Metadata; reports show ``category`` and ``level``."""
     grader: str = ""
-    """A grader on the host in place of ``check``, such as ``rubric`` (docs/grading.md)."""
+    """A grader on the host in place of ``check``, such as ``rubric`` (docs/concepts/grading.md)."""
     grader_options: Mapping[str, Any] = field(default_factory=dict)
 
 

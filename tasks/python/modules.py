@@ -52,5 +52,5 @@ def tasks_of(module: ModuleType, name: str | None = None) -> PythonTasks:
     sets = [one for one in vars(module).values() if isinstance(one, PythonTasks)]
     makers = [maker for one in sets for maker in one.makers if maker.function.__module__ == module.__name__]
     if not makers:
-        raise TaskError(f"{module.__file__}: has no function with @task: see docs/new-task.md")
+        raise TaskError(f"{module.__file__}: has no function with @task: see docs/tutorials/write-a-task.md")
     return PythonTasks(name or module.__name__.rpartition(".")[2], tuple(dict.fromkeys(makers)))

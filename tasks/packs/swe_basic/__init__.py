@@ -1,7 +1,7 @@
 """The pack ``swe-basic``: bugs in well-tested packages, as recipes. The packages are downloaded at first use.
 
 A recipe (``<package>.json.gz``) has digests, positions and replacements, but no code of the package. The splits have
-different packages, so no repository is in both. docs/swe.md describes how the recipes were made.
+different packages, so no repository is in both. docs/how-to/swe.md describes how the recipes were made.
 """
 
 from __future__ import annotations

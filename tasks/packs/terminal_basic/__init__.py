@@ -1,7 +1,7 @@
 """The pack ``terminal-basic``: tasks for a shell, made from integer seeds.
 
-Even seeds are the training split, odd seeds the held-out split. No instruction is in both. docs/new-task.md shows how
-to add a generator.
+Even seeds are the training split, odd seeds the held-out split. No instruction is in both. docs/how-to/task-sets.md
+shows how to add a generator.
 
 >>> make("write-word", 2).instruction
 'Write the word nutmeg to the file shadow.txt.'

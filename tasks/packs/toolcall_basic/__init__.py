@@ -1,7 +1,7 @@
 """The pack ``toolcall-basic``: tasks for agents with tools, made from integer seeds.
 
 Even seeds are the training split, odd seeds the held-out split. No instruction and no reference chain of calls is in
-both. docs/toolcall.md describes the families of tasks.
+both. docs/how-to/tool-calls.md describes the families of tasks.
 
 >>> make("math-digits", 1).instruction.partition("?")[0]
 'What is the sum of the decimal digits of 79^282'

@@ -1,4 +1,4 @@
-"""Run docs/new-environment.md: its first code blocks are one file, the others use it."""
+"""Run docs/tutorials/write-an-environment.md: its first code blocks are one file, the others use it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "new-environment.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/tutorials/write-an-environment.md").read_text()
 FILE, USES = (re.findall(r"^```python\n(.*?)^```", part, re.M | re.S) for part in PAGE.split("\n## Play it\n"))
 
 
