@@ -4,8 +4,8 @@ A task folder holds ``data_entry.json``, ``input_files/`` (if it has inputs) and
 ``reward.sh``. This library adds ``solution/solve.sh`` and ``wrong/*.sh``. A task with tool servers has
 ``tools/<server>/``, a task with a desktop has ``site/``; both have ``solution/solve.json`` and ``wrong/*.json``. Fields
 that the published layout lacks (limits, workspace, ...) are in one object, ``clawgym``, in ``data_entry.json``; the
-original harness ignores it. docs/how-to/task-sets.md lists irregularities of the published data and how
-they are handled.
+original harness ignores it. The page docs/how-to/task-sets.md lists irregularities of the published data and how they
+are handled.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Ownership of files and processes separates sandboxes from each other and from the rest of the machine. So this needs
 root, with at most the capabilities of a default container. Each sandbox's root is a folder of its own: a reused,
-hard-linked copy of ``/usr`` that only root can change, and the rest, which is made for the sandbox and removed with it.
-:meth:`ChrootBackend.probe` reports what is not isolated; docs/how-to/sandboxes.md has the table.
+hard-linked copy of ``/usr`` that only root can change, and other files, which are removed with the sandbox.
+The method :meth:`ChrootBackend.probe` reports what is not isolated; docs/how-to/sandboxes.md has a table.
 """
 
 from __future__ import annotations
