@@ -71,7 +71,7 @@ properties: $(VENV)/.installed
 	$(PARALLEL) -m "hypothesis and not check and not alone"
 
 # The invariants and the fuzzing at full length, and mutations of what changed since the last release: hours. Their last
-# figures are kept in docs/soak.md and docs/results. Before there is a release: since what is published, or all.
+# figures are kept in docs/results. Before there is a release: since what is published, or all.
 SINCE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git merge-base HEAD origin/main 2>/dev/null || git rev-list --max-parents=0 HEAD | tail -1)
 soak: openclaw properties
 	cd tests && ../$(BIN)/python -m fuzz --seconds 180 --keep

@@ -2,7 +2,7 @@
 
 Invariants: tasks are weighted equally, however many samples they have. Intervals are clustered by task, as samples of
 one task are correlated. Every interval is within [0, 1] and contains its mean. Resampling is seeded and starts from
-sorted values, so results do not depend on the order of rows. ``docs/evaluation.md`` has formulas and sources.
+sorted values, so results do not depend on the order of rows. ``docs/concepts/scores.md`` has formulas and sources.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from clawgym.cli import app
 from clawgym.trainers.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = "https://github.com/clawgym/clawgym"
 ROOMS = {
     "clawgym": """
         clawgym
@@ -118,6 +119,7 @@ def main() -> None:
         "reference/training-settings.md": settings(),
         "reference/names.md": names(),
         "reference/errors.md": errors(),
+        **{f"project/{name.lower()}": _from_root(name) for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")},
     }
     for room, modules in ROOMS.items():
         pages[f"reference/api/{room}.md"] = (
@@ -126,6 +128,18 @@ def main() -> None:
     for path, text in pages.items():
         with mkdocs_gen_files.open(path, "w") as file:
             file.write(text)
+
+
+def _from_root(name: str) -> str:
+    """A page that is a file at the root, where its links are relative to the root."""
+
+    def target(link: re.Match[str]) -> str:
+        path = link[1]
+        if path.startswith("docs/"):
+            return f"](../{path.removeprefix('docs/')}"
+        return f"]({path.lower()}" if path in ("CONTRIBUTING.md", "SECURITY.md") else f"]({REPOSITORY}/blob/main/{path}"
+
+    return re.sub(r"\]\((?!https?:|#)([^)#]+)", target, (ROOT / name).read_text("utf-8"))
 
 
 def commands() -> str:

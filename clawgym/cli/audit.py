@@ -36,7 +36,7 @@ def audit_command(
 
     Grades each task on no-model baselines and analyses its verifier. Writes audit.json (one record per task) and
     clean.csv (which tasks to keep). The same command resumes. Exit status 1 if the reward of a task is broken
-    (docs/audit.md), or if a task could not be audited.
+    (docs/tutorials/read-an-audit.md), or if a task could not be audited.
     """
     from clawgym.evaluation import audit
     from clawgym.sandbox import backend as make_backend

@@ -1,4 +1,4 @@
-"""Evaluation: run a task set, summarize the results and show them (see ``docs/evaluation.md``)."""
+"""Evaluation: run a task set, summarize the results and show them (see ``docs/tutorials/benchmark.md``)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Invariants:
 - Swapping the two runs changes the signs of the results and nothing else.
 - Resampling is seeded.
 
-Formulas and sources are in ``docs/evaluation.md``.
+Formulas and sources are in ``docs/concepts/scores.md``.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants:
 - One process at a time writes a folder.
 - A folder never mixes results of two configurations.
 
-The layout is described in ``docs/evaluation.md``.
+The layout is described in ``docs/reference/files.md``.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["OURS", "ORIGINAL", "Attack", "Rate", "attack_view", "task_class"]
 
 OURS, ORIGINAL = "ours", "stock"
+_LABELS = {OURS: "ClawGym", ORIGINAL: "original grader"}
 _LEAST = 1e-9
 _CLASSES = ("reads files", "subprocess", "in_process")
 
@@ -160,7 +161,7 @@ def attack_view(found: Attack) -> RenderableType:
         table.add_column("earns reward on")
         for kind in kinds:
             for harness in (OURS, ORIGINAL):
-                table.add_column(f"{kind.replace('_', ' ')}\n{harness}", justify="right")
+                table.add_column(f"{kind.replace('_', ' ')}\n{_LABELS[harness]}", justify="right")
         for exploit in shown:
             rates = [cells.get((exploit.name, kind, harness)) for kind in kinds for harness in (OURS, ORIGINAL)]
             table.add_row(exploit.name, *(_cell(rate) for rate in rates))
