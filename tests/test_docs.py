@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -20,7 +21,8 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PYTHON = [
     pytest.param(code, id=f"{page.stem}-{number}")
     for page in PAGES
-    if page.stem not in ("plug-in-an-agent", "write-an-environment", "write-a-task")  # they have tests of their own
+    if page.stem
+    not in ("plug-in-an-agent", "read-an-audit", "write-an-environment", "write-a-task")  # they have tests of their own
     for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
     if "import" in code
 ]
@@ -52,6 +54,19 @@ def test_page_about_tasks_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     played = subprocess.run([sys.executable, "-c", play], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert played.returncode == 0, played.stderr
+
+
+def test_page_about_audits_names_the_flaws(tmp_path: Path) -> None:
+    page = (ROOT / "docs/tutorials/read-an-audit.md").read_text()
+    weak, repaired, *_ = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    for code, flaws in ((weak, {"cheap", "unearned", "clock"}), (repaired, set())):
+        (tmp_path / "minutes.py").write_text(code)
+        argv = ["tasks", "audit", "minutes.py", "--out", f"audit-{len(flaws)}"]
+        command = [sys.executable, "-c", "from clawgym.cli import main; main()", *argv]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        found = json.loads((tmp_path / f"audit-{len(flaws)}" / "audit.json").read_text())
+        assert set(found["tasks"][0]["flaws"]) == flaws
 
 
 def test_links_between_pages_exist() -> None:
