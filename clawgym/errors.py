@@ -15,6 +15,7 @@ __all__ = [
     "ComparisonRefused",
     "ContextLengthExceeded",
     "EngineError",
+    "EnvError",
     "EpisodeClosed",
     "GatewayError",
     "GradingError",

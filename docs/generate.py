@@ -166,7 +166,7 @@ def settings() -> str:
         lines += [f"## {prefix.rstrip('.') or 'At the top'}", "", doc.docstring.value if doc.docstring else "", ""]
         lines += ["| setting | type | default | what it does |", "|---|---|---|---|"]
         for name, field in part.model_fields.items():
-            inner = next((kind for kind in _models(field.annotation)), None)
+            inner = next(_models(field.annotation), None)
             told = doc.members[name].docstring if name in doc.members else None
             text = " ".join(told.value.split()) if told else ""
             if inner is not None:
@@ -217,13 +217,13 @@ def names() -> str:
 
 def errors() -> str:
     """Every message of the library that is raised with an error class of :mod:`clawgym.errors`, by class."""
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, set[str]] = {}
     for path in _sources():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
                 message = _message(node.exc.args[0]) if node.exc.args else ""
                 if ": " in message:
-                    found.setdefault(node.exc.func.id, {})[message] = path.relative_to(ROOT).as_posix()
+                    found.setdefault(node.exc.func.id, set()).add(message)
     lines = ["# Errors", "", "Each message says what is wrong and ends with what to do. Parts in `{}` vary.", ""]
     for name in sorted(found):
         if not name.endswith(("Error", "Exceeded", "Refused", "Died", "Unavailable", "NotFound", "Dependency", "Task")):

@@ -32,7 +32,7 @@ from clawgym.errors import (
 from clawgym.records import Episode, Step, Task
 from clawgym.records import Observation as Seen
 from clawgym.records.atif import json_safe
-from clawgym.rollout import Attempt, Ended, EpisodeRequest, RewardName, Stop, fault_of
+from clawgym.rollout import Attempt, Ended, EpisodeRequest, RewardName, Stop
 from clawgym.rollout.attempt import utc_now
 from clawgym.sandbox import Backend
 from clawgym.verifiers.diff import DIFF_FILE
@@ -215,8 +215,7 @@ class SandboxEpisodeRunner:
                     await self.close()
                     continue
                 info["error"] = str(error)
-                where = "task" if isinstance(error, TaskError) else "setup"
-                attempt.fail_infra(f"{where}: {error}", fault=fault_of(error))
+                attempt.fail_by(error, host="setup")
                 break
             except BaseException:
                 await self._interrupted(attempt)
@@ -277,12 +276,8 @@ class SandboxEpisodeRunner:
                 attempt.stop = Stop("budget", "time")
         except SandboxDied as error:
             attempt.stop = Stop("error", error.cause)
-        except InfraError as error:
-            attempt.fail_infra(f"host: {error}", fault=fault_of(error))
-        except EngineError as error:
-            attempt.fail_infra(f"engine: {error}", fault=fault_of(error))
-        except TaskError as error:
-            attempt.fail_infra(f"task: {error}", fault=fault_of(error))
+        except (EngineError, InfraError, TaskError) as error:
+            attempt.fail_by(error)
         except _FATAL:
             await self._interrupted(attempt)
             raise

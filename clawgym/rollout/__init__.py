@@ -92,11 +92,8 @@ async def _settle(agent: ResidentAgent, attempt: Attempt, ended: Ended, graded: 
 async def _attempt_it(attempt: Attempt, agent: Agent, opening: Callable[[], Awaitable[None]] | None) -> Ended:
     try:
         await attempt.open()
-    except InfraError as error:
-        attempt.fail_infra(f"setup: {error}", fault=fault_of(error))
-        return await attempt.abandon()
-    except TaskError as error:
-        attempt.fail_infra(f"task: {error}", fault=fault_of(error))
+    except (InfraError, TaskError) as error:
+        attempt.fail_by(error, host="setup")
         return await attempt.abandon()
     request = attempt.request
     context = AgentContext(
@@ -118,12 +115,8 @@ async def _attempt_it(attempt: Attempt, agent: Agent, opening: Callable[[], Awai
 
     try:
         await attempt.work(work)
-    except EngineError as error:
-        attempt.fail_infra(f"engine: {error}", fault=fault_of(error))
-    except InfraError as error:
-        attempt.fail_infra(f"host: {error}", fault=fault_of(error))
-    except TaskError as error:
-        attempt.fail_infra(f"task: {error}", fault=fault_of(error))
+    except (EngineError, InfraError, TaskError) as error:
+        attempt.fail_by(error)
     except BaseException:
         await attempt.abandon()
         raise

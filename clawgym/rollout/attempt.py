@@ -290,10 +290,8 @@ class Attempt:
             )
         except GradingError as error:
             self.fail_infra(error.cause, str(error), fault=fault_of(error))
-        except EngineError as error:
-            self.fail_infra(f"engine: {error}", fault=Fault.ENDPOINT)
-        except InfraError as error:
-            self.fail_infra(f"host: {error}", fault=Fault.HOST)
+        except (EngineError, InfraError) as error:
+            self.fail_by(error)
         except SandboxUnavailable:
             raise
         except SandboxDied as error:  # between the last command and stop()
@@ -321,6 +319,12 @@ class Attempt:
         ``error`` is the whole message, if ``cause`` is only a short word.
         """
         self.stop = Stop("infra", cause, error or cause, fault)
+
+    def fail_by(self, error: EngineError | InfraError | SandboxDied | TaskError, host: str = "host") -> None:
+        """Record ``error`` as an infrastructure error. Its cause begins with ``engine``, ``task`` or else ``host``."""
+        fault = fault_of(error)
+        word = {Fault.ENDPOINT: "engine", Fault.TASK: "task", Fault.HOST: host}[fault]
+        self.fail_infra(f"{word}: {error}", fault=fault)
 
     async def abandon(self) -> Ended:
         """Close without grading; the episode ends as ``infra``."""

@@ -37,13 +37,13 @@ def backend(name: str = "auto") -> Backend:
     """A new backend; close it with ``aclose()``.
 
     Args:
-            name: a name of ``clawgym list sandboxes``, ``package.module:Class``, or ``auto`` (``namespace`` on Linux,
-                ``docker`` elsewhere). ``auto`` never chooses ``chroot``, which isolates less. ``ray`` makes sandboxes
-                with ``namespace`` on the nodes of a Ray cluster; ``ray:docker``, ``ray:chroot`` and
-                ``ray:package.module:Class`` use those backends there.
+        name: a name of ``clawgym list sandboxes``, ``package.module:Class``, or ``auto`` (``namespace`` on Linux,
+            ``docker`` elsewhere). ``auto`` never chooses ``chroot``, which isolates less. ``ray`` makes sandboxes
+            with ``namespace`` on the nodes of a Ray cluster; ``ray:docker``, ``ray:chroot`` and
+            ``ray:package.module:Class`` use those backends there.
 
     Raises:
-            SandboxUnavailable: the name is unknown, or this platform does not support the backend.
+        SandboxUnavailable: the name is unknown, or this platform does not support the backend.
     """
     if name == "auto":
         name = "namespace" if sys.platform == "linux" else "docker"

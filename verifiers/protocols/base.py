@@ -1,4 +1,4 @@
-"""What every verifier protocol shares: what is graded, what comes out, and how a run of a program is judged."""
+"""What every verifier protocol shares: what is graded, what comes out, and what a program's end means."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class VerifierProtocol(Protocol):
     """Where the files are mounted, read-only."""
     own_interpreter: bool
     """Whether only our untouched interpreter runs, and no script that looks programs up in the agent's layer."""
-    drop: tuple[str, ...]
+    drop: tuple[str, ...] = ()
     """Top-level names that are removed from the agent's workspace before it is graded."""
 
     def mounts(self, task: Task, subject: Subject) -> Mapping[str, tuple[TaskFile, ...]]:
-        """Folder -> further read-only files."""
-        ...
+        """Folder -> further read-only files; none unless a protocol says so."""
+        return {}
 
     async def run(self, task: Task, sandbox: Sandbox) -> VerifierReport:
         """Run the verifier in ``sandbox``, which holds the workspace and the mounted files."""
@@ -80,7 +80,7 @@ class VerifierProtocol(Protocol):
 
 
 def scored(score: float, values: Mapping[str, float], log: str) -> VerifierReport:
-    """The verdict of a verifier that gave ``score`` and these named values."""
+    """The report of a verifier that gave ``score`` and these named values."""
     return VerifierReport(score if math.isfinite(score) else 0.0, checks_of(values), None, log, out_of_range(values))
 
 

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 
 from clawgym.errors import SandboxDied, SandboxError
-from clawgym.records import Task, TaskFile
+from clawgym.records import Task
 from clawgym.sandbox.protocol import Sandbox
-from clawgym.verifiers.protocols.base import LOG_BYTES, Subject, VerifierReport, log_of, scored
+from clawgym.verifiers.protocols.base import LOG_BYTES, VerifierProtocol, VerifierReport, log_of, scored
 
 __all__ = ["HarborTests"]
 
 _LOGS = "/logs/verifier"
 
 
-class HarborTests:
+class HarborTests(VerifierProtocol):
     """Run ``test.sh`` and read ``reward.json`` (named numbers) or ``reward.txt`` (one number)."""
 
     entry = "test.sh"
     folder = "/tests"
     own_interpreter = False
-    drop: tuple[str, ...] = ()
-
-    def mounts(self, task: Task, subject: Subject) -> Mapping[str, tuple[TaskFile, ...]]:
-        """None beside ``/tests``."""
-        return {}
 
     async def run(self, task: Task, sandbox: Sandbox) -> VerifierReport:
         """The score is the number ``reward``, or the mean of all."""

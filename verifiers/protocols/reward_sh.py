@@ -16,7 +16,15 @@ from importlib import resources
 
 from clawgym.records import DEFAULT_WORKSPACE, Task, TaskFile
 from clawgym.sandbox.protocol import ExecResult, Sandbox
-from clawgym.verifiers.protocols.base import MAX_STDOUT, Subject, VerifierReport, failure_of, log_of, scored
+from clawgym.verifiers.protocols.base import (
+    MAX_STDOUT,
+    Subject,
+    VerifierProtocol,
+    VerifierReport,
+    failure_of,
+    log_of,
+    scored,
+)
 from clawgym.verifiers.scan import third_party_imports
 from clawgym.verifiers.scores import last_line_score, standard_score
 
@@ -52,13 +60,13 @@ def hook_in(script: bytes) -> str | None:
     return text[len(_HEAD) : -len(_TAIL)] or None
 
 
-class RewardScript:
+class RewardScript(VerifierProtocol):
     """Run a ``reward.sh`` of the task's own."""
 
     entry = "reward.sh"
     folder = "/verifier"
     own_interpreter = False
-    drop: tuple[str, ...] = ("reward",)
+    drop = ("reward",)
 
     def mounts(self, task: Task, subject: Subject) -> Mapping[str, tuple[TaskFile, ...]]:
         """The documented payload, and ``reward/`` in the workspace: the format's harness puts it there, and some

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
-from clawgym.records import Task, TaskFile
+from clawgym.records import Task
 from clawgym.sandbox.protocol import Sandbox
-from clawgym.verifiers.protocols.base import LOG_BYTES, MAX_STDOUT, Subject, VerifierReport, failure_of, log_of
+from clawgym.verifiers.protocols.base import LOG_BYTES, MAX_STDOUT, VerifierProtocol, VerifierReport, failure_of, log_of
 
 __all__ = ["TESTS_REWARD_SH", "StandardTests"]
 
@@ -24,17 +23,12 @@ _MARGIN = 3.0
 """Seconds before the time limit at which the run stops its tests and reports those that ended."""
 
 
-class StandardTests:
+class StandardTests(VerifierProtocol):
     """Run ``run_tests.py`` of a task whose ``reward.sh`` is :data:`TESTS_REWARD_SH`."""
 
     entry = "reward.sh"
     folder = "/verifier"
     own_interpreter = True
-    drop: tuple[str, ...] = ()
-
-    def mounts(self, task: Task, subject: Subject) -> Mapping[str, tuple[TaskFile, ...]]:
-        """None: the tests see nothing of the verifier but their own files."""
-        return {}
 
     async def run(self, task: Task, sandbox: Sandbox) -> VerifierReport:
         """1 if all tests passed, else 0."""
