@@ -11,7 +11,7 @@ Each part runs in a process of its own. Baselines are taken in the same run, on 
   128 processes with a supervisor each do not fit a small machine); and a plain bash over a pipe, without any sandbox.
 - grading: ``python3 check.py`` as a plain subprocess, on the same checker and the same files.
 
-CPU time is that of the benchmark's process and of everything it has started, boxes and what has ended included: the
+CPU time is that of the benchmark's process and of everything it has started, sandboxes and what has ended included: the
 ``cpuacct`` cgroup the process moves itself to, if there is one, else what /proc says of its descendants (10 ms steps).
 """
 
@@ -146,7 +146,7 @@ def vectorised(cpu: Cpu, tasks: TaskSet, options: argparse.Namespace, count: int
         span = timed(cpu, lambda c=command: asynchronous(envs, [[c] * turns] * count))
         show(f"{count} ClawGym, send/recv {command}", span, turns * count, base[command])
     line(f"{count} ClawGym, first reset", f"{first.wall:.2f} s", f"{1000 * first.cpu / count:.2f}")
-    line(f"{count} ClawGym, reset of boxes in use", f"{again.wall:.2f} s", f"{1000 * again.cpu / count:.2f}")
+    line(f"{count} ClawGym, reset of sandboxes in use", f"{again.wall:.2f} s", f"{1000 * again.cpu / count:.2f}")
     if count == options.n:
         long_tail(cpu, envs, options)
         end = timed(cpu, lambda: envs.step(["submit"] * count))
@@ -263,8 +263,8 @@ def grading_part(options: argparse.Namespace, cpu: Cpu) -> None:
 async def measure_grading(tasks: Sequence[Task], options: argparse.Namespace, cpu: Cpu) -> None:
     from clawgym.verifiers.grading import Subject, grade, untouched
 
-    boxes = make_backend(options.backend)
-    await boxes.probe()
+    sandboxes = make_backend(options.backend)
+    await sandboxes.probe()
     bare: list[Span] = []
     ours: list[Span] = []
     try:
@@ -273,7 +273,7 @@ async def measure_grading(tasks: Sequence[Task], options: argparse.Namespace, cp
             subject = Subject(untouched(task))
             with tempfile.TemporaryDirectory() as folder:
                 argv, env = lay_out(task, Path(folder))
-                await grade(task, subject, boxes)  # once to warm up, both of them
+                await grade(task, subject, sandboxes)  # once to warm up, both of them
                 subprocess.run(argv, env=env, cwd=folder, capture_output=True, check=False)
                 pairs: list[tuple[Span, Span]] = []
                 for _ in range(options.repeats):
@@ -281,14 +281,14 @@ async def measure_grading(tasks: Sequence[Task], options: argparse.Namespace, cp
                         cpu, lambda a=argv, e=env, f=folder: subprocess.run(a, env=e, cwd=f, capture_output=True)
                     )
                     began, used = time.perf_counter(), cpu.seconds()
-                    await grade(task, subject, boxes)
+                    await grade(task, subject, sandboxes)
                     wall = time.perf_counter() - began
                     await asyncio.sleep(0.02)  # what is cleared away afterwards counts too, as CPU time
                     pairs.append((plain, Span(wall, cpu.seconds() - used)))
             for which, out in ((0, bare), (1, ours)):
                 out.append(Span(*(statistics.median(getattr(p[which], f) for p in pairs) for f in ("wall", "cpu"))))
     finally:
-        await boxes.aclose()
+        await sandboxes.aclose()
     line(f"grading ({options.backend}, {options.repeats} times each)", "p50 ms", "p90 ms", "p50 ms CPU")
     for name, spans in (("python3 check.py, a plain subprocess", bare), ("grade(), clean mode", ours)):
         wall, used = ([1000 * getattr(s, f) for s in spans] for f in ("wall", "cpu"))
@@ -331,7 +331,7 @@ class Marks:
 
     def start(self, folder: Any, to_run: int) -> None:
         self._last = (0, time.perf_counter(), self._cpu.seconds())
-        line("episodes", "ms wall each", "ms CPU each", "p50 ms in boxes", "owner MiB", "helpers MiB")
+        line("episodes", "ms wall each", "ms CPU each", "p50 ms in sandboxes", "owner MiB", "helpers MiB")
 
     def running(self, now: int, limit: int) -> None: ...
 
@@ -390,13 +390,13 @@ async def measure_flatness(options: argparse.Namespace, cpu: Cpu) -> None:
     drawn = random.Random(0).sample(able, len(able))  # the tasks of one family stand together: mixed, windows compare
     samples = -(-options.episodes // len(able))
     print(f"doing nothing on {len(able)} tasks of {tasks.name}, {samples} samples each", flush=True)
-    boxes: Backend = make_backend(options.backend)
+    sandboxes: Backend = make_backend(options.backend)
     marks = [m for m in (100, 1000, 2000, 5000, 10_000, 20_000) if m < options.episodes]
     with tempfile.TemporaryDirectory() as folder:
         config = EvalConfig(
             TaskSet(tasks.name, tuple(drawn[: options.episodes])),
             NoopAgent(),
-            boxes,
+            sandboxes,
             Path(folder) / "run",
             samples=samples,
             concurrency=options.concurrency,
@@ -408,7 +408,7 @@ async def measure_flatness(options: argparse.Namespace, cpu: Cpu) -> None:
             print(f"{summary.scores.episodes} episodes, {time.perf_counter() - began:.0f} s with the report;", end=" ")
             print(f"the owner has {resident(os.getpid()):.1f} MiB, {peak():.1f} MiB at most")
         finally:
-            await boxes.aclose()
+            await sandboxes.aclose()
 
 
 def peak() -> float:

@@ -3,8 +3,8 @@
     python benchmarks/parallel.py                      # all three settings: three to four minutes on two cores
     python benchmarks/parallel.py swe -n 16 --backend docker
 
-Each setting runs in a process of its own, over real boxes and real tasks, with a policy that thinks no time at all: it
-says the same thing in every turn. So a turn is what the environment costs, and nothing else.
+Each setting runs in a process of its own, over real sandboxes and real tasks, with a policy that takes no time: it says the
+same thing in every turn. So a turn is what the environment costs, and nothing else.
 
 - ready: from ``gym.make`` until the last of all environments has its first observation.
 - PSS: of everything below this process, by environment; this process itself stands apart.
@@ -102,7 +102,7 @@ def below() -> list[psutil.Process]:
 
 
 def owners() -> set[str]:
-    """Ids of the owners of boxes whose supervisor this process has started."""
+    """Ids of the owners of sandboxes whose supervisor this process has started."""
     known = {folder.name for folder in (leases.state_dir() / "owners").glob("*")}
     lines = [" ".join(process.cmdline()) for process in below()]
     return {owner for owner in known if any(owner in line for line in lines)}
@@ -178,7 +178,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
     ready = time.perf_counter() - began
     mine = owners()
     if not mine and options.backend != "docker":
-        raise SystemExit(f"{name}: no owner of boxes was found: nothing could be counted")
+        raise SystemExit(f"{name}: no owner of sandboxes was found: nothing could be counted")
     each = sum(pss(process.pid) for process in below()) / count
     own = pss(os.getpid())
     rate = drive(envs, setting.action, setting.turns)

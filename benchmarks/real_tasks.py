@@ -170,7 +170,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-n", type=int, default=200, metavar="N", help="do nothing on the first N tasks (default: 200)")
     parser.add_argument("--all", action="store_true", help="do nothing on all 2,000")
-    parser.add_argument("--concurrency", type=int, default=6, metavar="N", help="boxes at once (default: 6)")
+    parser.add_argument("--concurrency", type=int, default=6, metavar="N", help="sandboxes at once (default: 6)")
     args = parser.parse_args()
     if args.n < 1 or args.concurrency < 1:
         parser.error("-n and --concurrency must be at least 1")

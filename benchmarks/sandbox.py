@@ -1,6 +1,6 @@
-"""How fast boxes are, beside what the machine gives without them: ``python benchmarks/sandbox.py [--backend NAME]``.
+"""How fast sandboxes are, beside the machine without them: ``python benchmarks/sandbox.py [--backend NAME]``.
 
-With ``--mount FOLDER`` only what boxes cost that see this folder.
+With ``--mount FOLDER`` only what sandboxes cost that see this folder.
 
 Wall times are medians (p50) of one run; beside each stands what it was in units of a baseline measured in the same run.
 ``cpu`` is the machine's busy time in milliseconds for each (from /proc/stat, so: quiet machine, nothing else
@@ -118,10 +118,10 @@ async def rates(table: Table, name: str, shells: Iterable[Shell | BareShell], ag
         print(f"{'':44} this process: {(time.process_time() - own) / count * 1e6:.0f} us of CPU a command")
 
 
-def pss(boxes: Iterable[Sandbox]) -> float | None:
-    """MiB a box of all processes that the supervisor's tree holds, the supervisor's own share included."""
-    boxes = list(boxes)
-    pid = boxes[0]._backend.supervised._process.pid  # type: ignore[attr-defined]
+def pss(sandboxes: Iterable[Sandbox]) -> float | None:
+    """MiB a sandbox of all processes that the supervisor's tree holds, the supervisor's own share included."""
+    sandboxes = list(sandboxes)
+    pid = sandboxes[0]._backend.supervised._process.pid  # type: ignore[attr-defined]
     total, stack = 0, [pid]
     try:
         while stack:
@@ -132,63 +132,63 @@ def pss(boxes: Iterable[Sandbox]) -> float | None:
                 total += next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
     except OSError:
         return None
-    return total / 1024 / len(boxes)
+    return total / 1024 / len(sandboxes)
 
 
-async def one_by_one(table: Table, boxes: Backend, count: int) -> None:
+async def one_by_one(table: Table, sandboxes: Backend, count: int) -> None:
     against = "bubblewrap, /bin/true" if "bubblewrap, /bin/true" in table.base else "/bin/true"
 
     async def life() -> None:
-        box = await boxes.create(SPEC)
-        await box.exec(["/bin/true"])
-        await box.close()
+        sandbox = await sandboxes.create(SPEC)
+        await sandbox.exec(["/bin/true"])
+        await sandbox.close()
 
     made: list[Sandbox] = []
 
     async def create() -> None:
-        made.append(await boxes.create(SPEC))
+        made.append(await sandboxes.create(SPEC))
 
     await table.timed("create, exec /bin/true, close", life, count, against)
     await table.timed("create", create, count, against)
-    box = made[0]
-    shell = await box.shell()
+    sandbox = made[0]
+    shell = await sandbox.shell()
     await table.timed("':' in its shell", lambda: shell.run(":"), 300, "/bin/true")
     await table.timed("/bin/true in its shell", lambda: shell.run("/bin/true"), 200, "/bin/true")
-    await table.timed("exec /bin/true", lambda: box.exec(["/bin/true"]), 100, "/bin/true")
-    await box.exec(["sh", "-c", "mkdir -p /root/w && for i in 1 2 3 4 5 6 7 8; do echo $i > /root/w/$i; done"])
-    snapshot = await box.snapshot()
+    await table.timed("exec /bin/true", lambda: sandbox.exec(["/bin/true"]), 100, "/bin/true")
+    await sandbox.exec(["sh", "-c", "mkdir -p /root/w && for i in 1 2 3 4 5 6 7 8; do echo $i > /root/w/$i; done"])
+    snapshot = await sandbox.snapshot()
 
     async def fork() -> None:
-        made.append(await boxes.fork(snapshot))
+        made.append(await sandboxes.fork(snapshot))
 
     await table.timed("fork from a snapshot", fork, count, against)
     closing = iter(made[1:])
     await table.timed("close", lambda: next(closing).close(), count, against)
     await asyncio.gather(*(other.close() for other in made))
-    await boxes.drop(snapshot)
+    await sandboxes.drop(snapshot)
 
 
-async def mounted(table: Table, boxes: Backend, folder: Path, count: int) -> None:
+async def mounted(table: Table, sandboxes: Backend, folder: Path, count: int) -> None:
     async def life(spec: SandboxSpec) -> None:
-        box = await boxes.create(spec)
-        await box.exec(["/bin/true"])
-        await box.close()
+        sandbox = await sandboxes.create(spec)
+        await sandbox.exec(["/bin/true"])
+        await sandbox.close()
 
     spec = replace(SPEC, mounts={"/opt/mounted": folder})
     names = 1 + sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
-    for what in (f"the first box with {names} files", "one more"):
+    for what in (f"the first sandbox with {names} files", "one more"):
         started = time.perf_counter()
         await life(spec)
         table.row(what, (time.perf_counter() - started) * 1000, "ms")
     await table.timed("create, exec /bin/true, close", lambda: life(SPEC), count)
     await table.timed("the same with the folder", lambda: life(spec), count, "create, exec /bin/true, close")
     started = time.perf_counter()
-    made = await asyncio.gather(*(boxes.create(spec) for _ in range(8)))
-    table.row("8 boxes at once with the folder", (time.perf_counter() - started) * 1000, "ms")
-    await asyncio.gather(*(box.close() for box in made))
+    made = await asyncio.gather(*(sandboxes.create(spec) for _ in range(8)))
+    table.row("8 sandboxes at once with the folder", (time.perf_counter() - started) * 1000, "ms")
+    await asyncio.gather(*(sandbox.close() for sandbox in made))
 
 
-async def crowd(table: Table, boxes: Backend, many: int, bare: bool) -> None:
+async def crowd(table: Table, sandboxes: Backend, many: int, bare: bool) -> None:
     if bare:
         shells = [BareShell() for _ in range(many)]
         started = time.perf_counter()
@@ -199,47 +199,47 @@ async def crowd(table: Table, boxes: Backend, many: int, bare: bool) -> None:
         await asyncio.gather(*(shell.close() for shell in shells))
 
     async def up() -> tuple[Sandbox, Shell]:
-        box = await boxes.create(SPEC)
-        return box, await box.shell()
+        sandbox = await sandboxes.create(SPEC)
+        return sandbox, await sandbox.shell()
 
     spent, started = busy(), time.perf_counter()
     made = await asyncio.gather(*(up() for _ in range(many)))
-    table.row(f"{many} boxes up, each with a shell", time.perf_counter() - started, "s", (busy() - spent) / many)
-    await rates(table, boxes.name, [shell for _, shell in made], "no sandbox" if bare else None)
-    share = pss([box for box, _ in made])
+    table.row(f"{many} sandboxes up, each with a shell", time.perf_counter() - started, "s", (busy() - spent) / many)
+    await rates(table, sandboxes.name, [shell for _, shell in made], "no sandbox" if bare else None)
+    share = pss([sandbox for sandbox, _ in made])
     if share is not None:
-        table.row("memory (PSS) of a box with a shell", share, "MiB")
+        table.row("memory (PSS) of a sandbox with a shell", share, "MiB")
     spent, started = busy(), time.perf_counter()
-    await asyncio.gather(*(box.close() for box, _ in made))
-    table.row(f"{many} boxes down", time.perf_counter() - started, "s", (busy() - spent) / many)
+    await asyncio.gather(*(sandbox.close() for sandbox, _ in made))
+    table.row(f"{many} sandboxes down", time.perf_counter() - started, "s", (busy() - spent) / many)
 
 
 async def measure(name: str, many: int, count: int, folder: Path | None) -> None:
     table = Table()
-    boxes = backend(name)
-    isolation = await boxes.probe()
+    sandboxes = backend(name)
+    isolation = await sandboxes.probe()
     print(f"clawgym {clawgym.__version__}, {isolation.tier}, {os.cpu_count()} processors")
     if folder is not None:
         try:
-            return await mounted(table, boxes, folder.resolve(), count)
+            return await mounted(table, sandboxes, folder.resolve(), count)
         finally:
-            await boxes.aclose()
+            await sandboxes.aclose()
     await table.timed("/bin/true", lambda: start("/bin/true"), 50)
     if (bare := bwrap()) is not None:
         await table.timed("bubblewrap, /bin/true", lambda: start(*bare[0], **bare[1]), 50, "/bin/true")
     try:
-        await one_by_one(table, boxes, count)
-        await crowd(table, boxes, many, bare=True)
+        await one_by_one(table, sandboxes, count)
+        await crowd(table, sandboxes, many, bare=True)
     finally:
-        await boxes.aclose()
+        await sandboxes.aclose()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How fast boxes are.")
+    parser = argparse.ArgumentParser(description="How fast sandboxes are.")
     parser.add_argument("--backend", default="namespace")
-    parser.add_argument("-n", type=int, help="boxes at once (128; 64 for docker)")
+    parser.add_argument("-n", type=int, help="sandboxes at once (128; 64 for docker)")
     parser.add_argument("--count", type=int, help="repetitions one by one (50; 10 for docker)")
-    parser.add_argument("--mount", type=Path, metavar="FOLDER", help="only: boxes that see this folder")
+    parser.add_argument("--mount", type=Path, metavar="FOLDER", help="only: sandboxes that see this folder")
     options = parser.parse_args()
     slow = options.backend == "docker"
     many, count = options.n or (64 if slow else 128), options.count or (10 if slow else 50)

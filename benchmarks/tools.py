@@ -1,10 +1,10 @@
-"""What a call of a tool server in a box costs, beside the same server as a plain process.
+"""What a call of a tool server in a sandbox costs, beside the same server as a plain process.
 
     python benchmarks/tools.py            # half a minute; chrt -f 5 on a busy machine
 
 The server is tests/tools/tiny_server.py, and the tool gives back five characters. The baselines are a line written to
-its pipe and one read, by hand, and the official SDK with its own stdio client. Memory is PSS of the server in its box,
-and of this process for each server that it is connected to.
+its pipe and one read, by hand, and the official SDK with its own stdio client. Memory is PSS of the server in its
+sandbox, and of this process for each server that it is connected to.
 """
 
 from __future__ import annotations
@@ -77,19 +77,19 @@ def pss(process: psutil.Process) -> float:
     return process.memory_full_info().pss / 2**20
 
 
-async def in_boxes(count: int, times: int) -> None:
-    boxes = backend("namespace")
-    await boxes.probe()
+async def in_sandboxes(count: int, times: int) -> None:
+    sandboxes = backend("namespace")
+    await sandboxes.probe()
 
     async def one() -> tuple:
-        box = await boxes.create(sandbox_spec(TASK))
-        return box, await open_tools(TASK, box, boxes)
+        sandbox = await sandboxes.create(sandbox_spec(TASK))
+        return sandbox, await open_tools(TASK, sandbox, sandboxes)
 
     await (first := await one())[1].aclose()  # the SDK is imported
     await first[0].close()
     own, began = pss(psutil.Process()), time.perf_counter()
     made = await asyncio.gather(*(one() for _ in range(count)))
-    line(f"{count} boxes with a server, ready", f"{time.perf_counter() - began:.2f} s")
+    line(f"{count} sandboxes with a server, ready", f"{time.perf_counter() - began:.2f} s")
     servers = [
         process
         for process in psutil.Process().children(recursive=True)
@@ -102,7 +102,7 @@ async def in_boxes(count: int, times: int) -> None:
     cpu, began = time.process_time(), time.perf_counter()
     for _ in range(times):
         await tools.call_all([call])
-    line("a call in a box, one after another", f"{(time.perf_counter() - began) * 1000 / times:.2f} ms")
+    line("a call in a sandbox, one after another", f"{(time.perf_counter() - began) * 1000 / times:.2f} ms")
     line("  CPU of this process", f"{(time.process_time() - cpu) * 1000 / times:.2f} ms")
     began = time.perf_counter()
 
@@ -114,9 +114,9 @@ async def in_boxes(count: int, times: int) -> None:
     line(f"calls, {count} at once", f"{count * (times // 10) / (time.perf_counter() - began):.0f} /s")
     began = time.perf_counter()
     await asyncio.gather(*(tools.aclose() for _, tools in made))
-    await asyncio.gather(*(box.close() for box, _ in made))
-    line(f"{count} servers and boxes closed", f"{time.perf_counter() - began:.2f} s")
-    await boxes.aclose()
+    await asyncio.gather(*(sandbox.close() for sandbox, _ in made))
+    line(f"{count} servers and sandboxes closed", f"{time.perf_counter() - began:.2f} s")
+    await sandboxes.aclose()
 
 
 def main() -> None:
@@ -127,7 +127,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         line("a plain process, by hand", f"{by_hand(given.times, folder):.2f} ms")
         line("a plain process, the SDK's own client", f"{asyncio.run(by_sdk(given.times, folder)):.2f} ms")
-    asyncio.run(in_boxes(given.count, given.times))
+    asyncio.run(in_sandboxes(given.count, given.times))
 
 
 if __name__ == "__main__":

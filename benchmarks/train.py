@@ -7,7 +7,7 @@
 
 Each part runs in processes of its own, on random weights in float32, on one thread (``--threads``).
 
-- run: a short ``clawgym train rl`` in real boxes: what its ``metrics.jsonl`` says, and the most memory it held.
+- run: a short ``clawgym train rl`` in real sandboxes: what its ``metrics.jsonl`` says, and the most memory it held.
 - update: one update on 64 completions (8 prompts x 8), sampled before by our engine: ``make_batch`` and
   ``Learner.train_step`` beside one step of TRL's ``GRPOTrainer`` on the same weights, ids and rewards, in turns. TRL is
   timed from the moment it has its advantages, without sampling and rewards. CPU time, so that others on
@@ -16,7 +16,7 @@ Each part runs in processes of its own, on random weights in float32, on one thr
   (above 1: ours is faster) is that of the medians, to TRL at the better of two sizes of micro-batches; its range is
   that of the rounds. Norms of the first gradient show that the two compute the same.
 - ahead: episodes whose agent runs a command of long-tailed duration first (log-normal), the same durations with each
-  ``rollout.staleness``, in real boxes.
+  ``rollout.staleness``, in real sandboxes.
 - memory: what one ``Learner.train_step`` adds to the resident memory at its peak, in a fresh process each, beside what
   rows padded to the longest would hold.
 """
@@ -239,7 +239,7 @@ def measure_update(options: argparse.Namespace, folder: Path) -> None:
 
 
 def small(options: argparse.Namespace, **rollout: Any) -> TrainConfig:
-    """A run in real boxes that measures as little as it may."""
+    """A run in real sandboxes that measures as little as it may."""
     heads = max(2, options.hidden // 64)
     return TrainConfig.model_validate(
         {
