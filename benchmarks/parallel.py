@@ -3,8 +3,8 @@
     python benchmarks/parallel.py                      # all three settings: three to four minutes on two cores
     python benchmarks/parallel.py swe -n 16 --backend docker
 
-Each setting runs in a process of its own, over real sandboxes and real tasks, with a policy that takes no time: it says the
-same thing in every turn. So a turn is what the environment costs, and nothing else.
+Each setting runs in a process of its own, over real sandboxes and real tasks, with a policy that takes no time: it says
+the same thing in every turn. So a turn is what the environment costs, and nothing else.
 
 - ready: from ``gym.make`` until the last of all environments has its first observation.
 - PSS: of everything below this process, by environment; this process itself stands apart.
