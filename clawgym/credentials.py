@@ -29,7 +29,8 @@ _SHAPES = {
     "a Google key": r"AIza[A-Za-z0-9_-]{35}",
     "a JSON web token": r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
 }
-_SHAPED = {kind: re.compile(rf"(?<![A-Za-z0-9_]){pattern}") for kind, pattern in _SHAPES.items()} | {
+_TOKENS = {kind: rf"(?<![A-Za-z0-9_]){pattern}" for kind, pattern in _SHAPES.items()}
+_SHAPED = {kind: re.compile(pattern) for kind, pattern in _TOKENS.items()} | {
     "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"),
     "a password in an address": re.compile(r"://[^/\s:@\"']+:[^/\s@\"']{3,}@"),
 }
@@ -49,7 +50,7 @@ _DETECTORS = {
 """Module in ``detect_secrets.plugins`` -> its detector, of those that recognize a token by its shape alone."""
 
 _TAKEN = re.compile(
-    "|".join(pattern.pattern for kind, pattern in _SHAPED.items() if not kind.startswith("a p"))
+    "|".join(_TOKENS.values())
     # More than is found: shorter keys, keys that an endpoint shows with asterisks, and what is always a secret.
     + r"|\b(?:sk|hf|ghp|xox[bp])[-_][\w-]{12,}|\bsk-[\w-]*\*[\w*-]*|Bearer\s+\S+|(?<=://)[^/\s@]+@"
     + r"|-----BEGIN [A-Z ]*PRIVATE KEY.*?(?:-----END [A-Z ]*-----|\Z)",
