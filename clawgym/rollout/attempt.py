@@ -140,6 +140,7 @@ class Attempt:
         """Why the work ended; ``None`` before that."""
         self._sandbox: Sandbox | None = None
         self._tools: Tools | None = None
+        self._watched: WatchedAttempt | None = None
         self._live = 0
 
     @property
@@ -203,7 +204,8 @@ class Attempt:
                 if task.inputs:
                     await self.sandbox.put(task.inputs, task.workspace)
                 self._tools = await open_tools(task, self.sandbox, self.backend)
-            self._live = live.add(WatchedAttempt(task, self.agent, self.steps, self._tools))
+            self._watched = WatchedAttempt(task, self.agent, self.steps, self._tools)  # live holds it weakly
+            self._live = live.add(self._watched)
         except TimeoutError:
             await self._close()
             raise InfraError(

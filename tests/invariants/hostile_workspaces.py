@@ -20,9 +20,8 @@ from hostile_trees import CAUSES, TREES
 
 from clawgym.agents import ScriptAgent
 from clawgym.records import GradingMode
+from clawgym.rollout import EpisodeRequest, run_episode
 from clawgym.sandbox import Backend, backend
-
-from ..rollouts import episode_of
 
 HONEST = b"mkdir -p output; printf 42 > output/sum.txt"
 
@@ -46,7 +45,7 @@ async def attempt(boxes: Backend, mode: str, work: bytes) -> tuple[str, str | No
     else:
         made = guarded("42", disk_mb=512, agent_seconds=120)
     try:
-        episode = await episode_of(made, ScriptAgent(work), boxes)
+        episode = (await run_episode(EpisodeRequest(task=made, seed=0), ScriptAgent(work), boxes)).episode
     except Exception as error:
         return "raised", repr(error)
     return episode.outcome.value, episode.cause if not episode.error else episode.error

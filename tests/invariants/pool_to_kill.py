@@ -73,7 +73,7 @@ async def write(where: str, name: str, folder: Path) -> None:
         for index in range(random.randint(1, 6)):
             await writer.append(id, index, turn_of(id, index))
             log.write("turn", id, index)
-        await writer.run(pool.close_episode, id, outcome="solved", reward=1.0)
+        await writer.run(pool.close_episode, id, EpisodeEnd(outcome="solved", reward=1.0))
         log.write("closed", id)
 
     while True:

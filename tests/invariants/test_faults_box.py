@@ -141,7 +141,7 @@ async def test_verifiers_that_never_end(backend: Backend, tmp_path: Path) -> Non
         assert work["cause"] in ("timeout", "killed", "crash", "unresponsive", "pids", "oom"), work
         assert always["outcome"] == "infra", always
         assert always["cause"].startswith("control-")
-        assert "mend the verifier" in (run.episode_folder(f"always-{name}", 0) / "error.log").read_text()
+        assert "repair the verifier" in (run.episode_folder(f"always-{name}", 0) / "error.log").read_text()
     assert set(summary.missing) == {f"always-{name}#0" for name in ENDLESS}
     # What the checker itself said counts, whoever else holds its output.
     assert run.latest["leaves-one-on-its-output#0"]["result"]["checks"] == {"made": 0.0}

@@ -139,7 +139,7 @@ async def test_a_busy_upstream_is_asked_again_and_the_turn_is_one(desk, pool):
 
 async def test_an_upstream_that_only_refuses_is_an_error_in_the_end(desk, pool):
     server, gateway, client, session = desk
-    gateway.engine._endpoint.patience = 0.3
+    gateway.engine._patience = 0.3
     server.faults = ["500"] * 50
     with pytest.raises(openai.InternalServerError):
         await ask(client)
@@ -147,7 +147,7 @@ async def test_an_upstream_that_only_refuses_is_an_error_in_the_end(desk, pool):
     with pytest.raises(openai.RateLimitError):
         await ask(client)
     server.faults = ["hang"]
-    gateway.engine._endpoint.patience = 0.0
+    gateway.engine._patience = 0.0
     with pytest.raises(openai.InternalServerError):
         await ask(client)
     server.faults = []

@@ -277,7 +277,7 @@ def _column(**fields: object) -> Column:
         ProbeFinding("29b", "eat", OPEN, "160 MiB", declared="not limited here"),
         ProbeFinding("38a", "kill", SKIPPED, "no"),
     )
-    return Column("box", "some-tier", findings=findings, **fields)  # type: ignore[arg-type]
+    return Column("sandbox", "some-tier", findings=findings, **fields)  # type: ignore[arg-type]
 
 
 _GOOD = Column("good", "tier", findings=(ProbeFinding("1a", "read", BLOCKED, "ENOENT"),))

@@ -104,7 +104,7 @@ async def test_ended_task_leaves_nothing_in_shared_process(dense, sandboxes):
     assert agent not in left.text
     assert "/root" not in left.text
     assert left.text.count("in.txt") == 0
-    assert not dense.process.tools._hands
+    assert not dense.process.tools._agents
 
 
 async def test_prompt_differs_little_from_openclaw(dense, sandboxes):
@@ -189,7 +189,7 @@ async def test_sandbox_death_fails_only_its_task(dense, sandboxes):
     deaths: list[asyncio.Future[None]] = []
 
     def die(scripts: TaskScripts) -> str:
-        sandbox = dense.process.tools._hands[scripts.agents["dies"]].sandbox
+        sandbox = dense.process.tools._agents[scripts.agents["dies"]].sandbox
         deaths.append(asyncio.ensure_future(kill_from_outside(sandbox)))
         return call("exec", command="sleep 20")
 

@@ -158,7 +158,7 @@ async def test_agent_cannot_reach_other_tasks_or_shared_process(dense, sandboxes
         return call("exec", command=f"ln -sf {STATE} up; ln -sf {STATE}/agents agents; echo {known}; sleep 1")
 
     def end(scripts: TaskScripts) -> str:
-        sandbox = dense.process.tools._hands[scripts.agents["victim"]].sandbox
+        sandbox = dense.process.tools._agents[scripts.agents["victim"]].sandbox
         over.append(asyncio.ensure_future(sandbox.exec(["touch", "/tmp/over"])))
         return "I give up."
 

@@ -138,7 +138,7 @@ async def test_openclaw_of_custom_image(
         assert agent.version == openclaw.version
         episode = await episode_of(task, agent, backend)
     assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
-    with pytest.raises(AgentError, match="says: leave 2026"):
+    with pytest.raises(AgentError, match=r"determines the version of OpenClaw: leave out version='2026"):
         OpenClaw("2026.4.1")
     monkeypatch.setenv("OPENCLAW_ROOTFS", str(tmp_path))
     with pytest.raises(AgentError, match="lacks sh"):
@@ -153,6 +153,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         turn = sum(m["role"] == "assistant" for m in body["messages"])
         function = {"name": "exec", "arguments": '{"command": "ls"}'}
         call = {"index": 0, "id": "a", "type": "function", "function": function}
+        if not body.get("stream"):
+            message = {"role": "assistant", "content": "OK"}
+            answer = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+            return
         delta = {"tool_calls": [call]} if turn == 0 else {"content": "I give up."}
         reason = "tool_calls" if turn == 0 else "stop"
         events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},

@@ -106,9 +106,9 @@ def test_impure_package_is_named(index: Index, source: Source):
     assert left_out == ()
     machine = "fast-1.0-cp311-cp311-manylinux_2_17_x86_64.whl"
     index.add("fast", machine, wheel("fast", "1.0", {"fast.py": ""})[1])
-    with pytest.raises(TaskError, match="fast has no pure-Python wheel that fits"):
+    with pytest.raises(TaskError, match="fast has no matching pure-Python wheel"):
         resolve.resolve(source, ["fast"])
-    with pytest.raises(TaskError, match="pytest itself runs on it"):
+    with pytest.raises(TaskError, match="pytest depends on it"):
         resolve.resolve(dataclasses.replace(source, sdist=dataclasses.replace(source.sdist, project="pluggy")))
 
 
@@ -208,7 +208,8 @@ def test_recipe_for_another_file_raises(source: Source, site_layer: Layer):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"), [(b"{", "is no recipe"), (b"[]", "is no recipe"), (b"\x1f\x8b", "is no recipe"), (b"{}", "field")]
+    ("data", "said"),
+    [(b"{", "is not a recipe"), (b"[]", "is not a recipe"), (b"\x1f\x8b", "is not a recipe"), (b"{}", "field")],
 )
 def test_invalid_recipes_raise(data: bytes, said: str):
     with pytest.raises(TaskError, match=said):

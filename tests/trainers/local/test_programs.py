@@ -86,7 +86,7 @@ def exact_turns(pool: Pool, episode: PooledEpisode) -> int:
 @pytest.mark.usefixtures("openclaw")
 async def test_training_step_with_real_openclaw(tmp_path: Path) -> None:
     """A training step without evaluation, because each would start OpenClaw once more."""
-    config = played_by("openclaw", agent={"prompt": "slim"})
+    config = played_by("openclaw", agent={"options": {"prompt": "slim"}})
     policy = load_policy(config.model, base_folder(config, tmp_path, (), ()), config.compute)
     learner = Learner(policy, config)
     with Pool(tmp_path / "pool.db") as pool:
@@ -244,7 +244,7 @@ async def test_unsupported_agents_raise(tmp_path: Path) -> None:
         await train(played_by("openclaw"), tmp_path / "sft", "sft", view=Said())
     for agent, why in (
         ({"name": "pi", "system_prompt": "Work."}, "leave them out for pi"),
-        ({"name": "tool-loop", "prompt": "slim"}, "prompt is OpenClaw's"),
+        ({"name": "tool-loop", "options": {"prompt": "slim"}}, "options are for other agents"),
     ):
         with pytest.raises(ValidationError, match=why):
             TrainConfig.model_validate({"agent": agent})

@@ -176,7 +176,7 @@ class Leading(Player):
         self._about, self._setting = about, setting
 
     async def play(self, task: Task, *, seed: int, sample: int = 0, **session: Any) -> Episode:
-        session.pop("instead_of", None)
+        session.pop("replaces", None)
         if (placed := session.pop("placed", None)) is not None:
             await placed()
         sampling = Sampling(temperature=1.0, max_tokens=self._about.agent.max_tokens)
