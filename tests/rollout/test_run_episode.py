@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import gc
 import gzip
 import io
 import tarfile
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from clawgym import live
 from clawgym.agents import NoopAgent, OracleAgent, ScriptAgent
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxError, TaskError, UnsupportedTask
@@ -62,6 +64,18 @@ async def test_solved_and_failed_episode_records(backend: Backend) -> None:
     failed = await episode_of(made, NoopAgent(), backend, keep_workspace=False)
     assert (failed.outcome, failed.cause, failed.workspace) == (Outcome.FAILED, None, None)
     assert not sandboxes(backend)
+
+
+async def test_running_attempt_is_shown_live(backend: Backend) -> None:
+    shown: list[list[str]] = []
+
+    async def look(context: AgentContext) -> None:
+        gc.collect()
+        shown.append([entry["task"] for entry in live.ThisProcess().all()])
+
+    await episode_of(task(), FunctionAgent(look), backend)
+    assert shown == [["sum"]]
+    assert live.ThisProcess().all() == []
 
 
 async def test_time_budget_truncates_and_is_graded(backend: Backend) -> None:
