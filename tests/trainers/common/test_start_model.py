@@ -55,7 +55,8 @@ def test_run_starts_from_merged_adapters(adapted: tuple[Path, torch.Tensor], fol
     (tmp_path / "next").mkdir()
     made = base_folder(config, tmp_path / "next", (), ())
     policy = load_policy(config.model, made, config.compute)
-    torch.testing.assert_close(logits(policy.module), wanted, atol=1e-4, rtol=1e-4)
+    # Merged in one product, or added after it: rounding moves a logit by up to 2e-4, the adapters by more than 1e-2.
+    torch.testing.assert_close(logits(policy.module), wanted, atol=1e-3, rtol=1e-3)
     assert (wanted - logits(load_policy(small().model, folder, config.compute).module)).abs().max() > 0.01
     assert (made / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     shutil.rmtree(run)  # the merged model is in the run's own folder
