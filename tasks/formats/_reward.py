@@ -7,12 +7,11 @@ import shlex
 
 from clawgym.errors import TaskError
 from clawgym.records import DEFAULT_WORKSPACE, Task, TaskFile
-from clawgym.verifiers.protocols.reward_sh import STANDARD_HOOK, hook_in
+from clawgym.verifiers.protocols import protocol_of
+from clawgym.verifiers.protocols.harbor import HarborTests
+from clawgym.verifiers.protocols.reward_sh import STANDARD_HOOK, RewardScript, hook_in
 
-__all__ = ["ENTRY", "harbor_files", "hook_of", "normal_hook", "reward_sh_files"]
-
-ENTRY = {"reward_sh": "reward.sh", "harbor": "test.sh"}
-"""Verifier protocol -> its entry script."""
+__all__ = ["harbor_files", "hook_of", "normal_hook", "reward_sh_files"]
 
 
 def hook_of(script: bytes) -> str | None:
@@ -29,7 +28,10 @@ def normal_hook(hook: str | None) -> str:
     return re.sub(reward, f"{DEFAULT_WORKSPACE}/reward/check.py", hook.strip())
 
 
-def _bridge(task: Task, entry: str, script: str) -> tuple[TaskFile, ...]:
+def _with_entry(task: Task, entry: str, script: str) -> tuple[TaskFile, ...]:
+    """The verifier's files; with ``script`` as ``entry`` if its protocol has another entry script."""
+    if protocol_of(task.verifier).entry == entry:
+        return task.verifier.files
     if any(file.path == entry for file in task.verifier.files):
         raise TaskError(f"task {task.id}: its verifier has a file {entry}, a name that this format reserves: rename it")
     return (*task.verifier.files, TaskFile(entry, script.encode(), executable=True))
@@ -40,12 +42,10 @@ def harbor_files(task: Task) -> tuple[TaskFile, ...]:
 
     Raises :class:`TaskError` if a ``reward_sh`` verifier already has a file ``test.sh``.
     """
-    if task.verifier.protocol == "harbor":
-        return task.verifier.files
     home = shlex.quote(f"{task.workspace}/reward")
-    return _bridge(
+    return _with_entry(
         task,
-        "test.sh",
+        HarborTests.entry,
         f"""#!/bin/bash
 # Runs the ClawGym verifier and leaves its score where Harbor reads it.
 mkdir -p /logs/verifier
@@ -72,11 +72,9 @@ def reward_sh_files(task: Task) -> tuple[TaskFile, ...]:
 
     Raises :class:`TaskError` if a ``harbor`` verifier already has a file ``reward.sh``.
     """
-    if task.verifier.protocol == "reward_sh":
-        return task.verifier.files
-    return _bridge(
+    return _with_entry(
         task,
-        "reward.sh",
+        RewardScript.entry,
         f"""#!/usr/bin/env bash
 # Runs the Harbor verifier beside this file and prints its reward.
 set -eu

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from clawgym.errors import TaskError
 from clawgym.records import Task, TaskFile, VerifierSpec
@@ -30,9 +30,11 @@ from clawgym.tasks.formats._files import (
     walk,
     write_files,
 )
-from clawgym.tasks.formats._reward import ENTRY, reward_sh_files
+from clawgym.tasks.formats._reward import reward_sh_files
 from clawgym.tasks.formats.protocol import TaskFormat
 from clawgym.tools.calls import read_calls
+from clawgym.verifiers.protocols import protocol_of
+from clawgym.verifiers.protocols.reward_sh import RewardScript
 
 if TYPE_CHECKING:
     from clawgym.tasks.layers import Lock
@@ -149,29 +151,29 @@ def walk_part(folder: Path, name: str) -> tuple[TaskFile, ...]:
     return walk(part, within=None if name in AGENT_SEES else folder) if part.is_dir() else ()
 
 
-def read_verifier(files: tuple[TaskFile, ...], where: str, protocol: str | None) -> VerifierSpec:
-    """The ``reward_sh`` verifier of ``files``, or the ``harbor`` verifier that a writer wrapped in a ``reward.sh``.
+def read_verifier(
+    files: tuple[TaskFile, ...], where: str, protocol: Literal["reward_sh", "harbor"] | None = None
+) -> VerifierSpec:
+    """The verifier of ``files``. If its ``protocol`` is not ``reward_sh``, ``reward.sh`` was added by a writer and is
+    left out.
 
     Raises :class:`TaskError` if the entry script is missing, cannot be run by bash, or needs a missing ``check.py``.
     """
-    entry = next((file for file in files if file.path == "reward.sh"), None)
-    if entry is None:
+    by_path = {file.path: file for file in files}
+    entry = protocol_of(VerifierSpec(protocol or "reward_sh")).entry
+    if RewardScript.entry not in by_path:
         raise TaskError(f"{where}/reward.sh: is missing: every verifier needs this entry script")
-    if protocol == "harbor":
-        files = tuple(file for file in files if file is not entry)
-        entry = next((file for file in files if file.path == ENTRY["harbor"]), None)
-        if entry is None:
-            raise TaskError(f"{where}/test.sh: is missing, but clawgym.protocol is 'harbor': restore it")
-    script = entry.read()
-    check_script(script, f"{where}/{entry.path}")
-    if b"/reward/check.py" in script and not any(file.path == "check.py" for file in files):
-        raise TaskError(f"{where}/check.py: is missing, but {entry.path} runs it: restore it")
-    runnable = replace(entry, executable=True)
-    return VerifierSpec(
-        "harbor" if protocol == "harbor" else "reward_sh",
-        tuple(runnable if file is entry else file for file in files),
-        executes_agent_code=executes_agent_code(files, where),
-    )
+    if entry not in by_path:
+        raise TaskError(f"{where}/{entry}: is missing, but clawgym.protocol is {protocol!r}: restore it")
+    if entry != RewardScript.entry:
+        del by_path[RewardScript.entry]
+    script = by_path[entry].read()
+    check_script(script, f"{where}/{entry}")
+    if b"/reward/check.py" in script and "check.py" not in by_path:
+        raise TaskError(f"{where}/check.py: is missing, but {entry} runs it: restore it")
+    by_path[entry] = replace(by_path[entry], executable=True)
+    kept = tuple(by_path.values())
+    return VerifierSpec(protocol or "reward_sh", kept, executes_agent_code=executes_agent_code(kept, where))
 
 
 def check_script(script: bytes, where: str) -> None:

@@ -231,7 +231,7 @@ def _verifier(files: tuple[TaskFile, ...], config: HarborConfig, extras: Extras 
     elif not config.unsupported():
         raise TaskError(f"{where}/test.sh: is missing: every verifier needs this entry script")
     if extras and extras.protocol == "reward_sh":
-        spec = read_verifier(tuple(file for file in files if file is not entry), where, None)
+        spec = read_verifier(tuple(file for file in files if file is not entry), where)
     else:
         runnable = tuple(dataclasses.replace(f, executable=f.executable or f is entry) for f in files)
         spec = VerifierSpec("harbor", runnable, GradingMode.FORK, executes_agent_code(files, where))
