@@ -201,7 +201,7 @@ def async_vector_env(cpu: Cpu, tasks: TaskSet, options: argparse.Namespace) -> d
 
 
 def plain_bash(cpu: Cpu, turns: int) -> None:
-    """The floor: one bash without a sandbox, told a command and asked for its exit code, over and over."""
+    """The lower bound: one bash without a sandbox, told a command and asked for its exit code, over and over."""
     for command in (":", "/bin/true"):
         with subprocess.Popen(["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as bash:
             assert bash.stdin is not None

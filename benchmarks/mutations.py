@@ -332,7 +332,7 @@ def after(mutation: Mutation) -> tuple[str, str]:
 
 
 def sample(count: int, seed: int, since: str | None) -> list[Mutation]:
-    """A seeded sample: places are drawn in proportion to a room's size with a floor, then one mutation of each."""
+    """A seeded sample: places are drawn in proportion to a room's size with a minimum, then one mutation of each."""
     changed = changed_lines(since) if since else None
     places: dict[str, list[list[Mutation]]] = {}
     for room in ROOMS:

@@ -40,7 +40,7 @@ def filled(place: Path, fill: Callable[[Path], None], tell: Progress) -> Path:
             _remove(scratch)  # left by a killed process
             scratch.mkdir(mode=0o755)
             fill(scratch)
-            _seal(scratch)
+            _make_readonly(scratch)
             scratch.rename(place)
         finally:
             _remove(scratch)
@@ -65,7 +65,7 @@ def only_one(place: Path, tell: Progress) -> Iterator[None]:
         yield
 
 
-def _seal(top: Path) -> None:
+def _make_readonly(top: Path) -> None:
     """Make a tree readable by everybody and writable by nobody: sandboxes run as other users."""
     for root, _, names in os.walk(top, topdown=False):
         for name in names:

@@ -52,10 +52,10 @@ def untouched(task: Task) -> Archive:
     return Archive(compose(empty_archive().tar, put=task.inputs))
 
 
-async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float | None = None) -> VerifierResult:
+async def grade(task: Task, subject: Subject, backend: Backend, *, baseline: float | None = None) -> VerifierResult:
     """Grade ``subject``; see :class:`~clawgym.records.VerifierResult` for the numbers.
 
-    ``floor`` is the task's no-model baseline, if it is known.
+    ``baseline`` is the task's no-model baseline, if it is known.
 
     Raises :class:`GradingError` if the verifier fails on the untouched workspace too,
     :class:`~clawgym.errors.InfraError` if the host fails, and :class:`~clawgym.errors.EngineError` if a grader cannot
@@ -84,10 +84,10 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, floor: float 
         checks=checks,
         official=official.official,
         strict=1.0 if solved else 0.0,
-        corrected=None if floor is None else baseline_adjusted(plain_mean(checks), floor),
+        corrected=None if baseline is None else baseline_adjusted(plain_mean(checks), baseline),
         mode=spec.mode,
         verifier_hash=spec.digest,
-        floor=floor,
+        floor=baseline,
         tampered=bool(changed) and (strict.checks != official.checks or strict.cause != official.cause),
         changed_inputs=changed,
         cause=strict.cause or official.cause,

@@ -241,13 +241,13 @@ class _Regrading:
         caveat = {"other_task": True} if other_task else {}
         reasons = [*other_task, *reasons]
         try:
-            result = await grade(task, subject, self._backend, floor=baseline)
+            result = await grade(task, subject, self._backend, baseline=baseline)
             new = _scores_of(_plain(result))
             if _equal(old, new):
                 return {"outcome": SAME, "why": other_task} | caveat
             if result.cause == "timeout":
                 reasons.append("the verifier timed out this time")
-            again = _scores_of(_plain(await grade(task, subject, self._backend, floor=baseline)))
+            again = _scores_of(_plain(await grade(task, subject, self._backend, baseline=baseline)))
             if not _equal(new, again):
                 reasons.append("the verifier is not deterministic: two gradings gave different results")
             elif not reasons:

@@ -172,7 +172,7 @@ def _table_row(run: RunFolder, row: Mapping[str, Any]) -> dict[str, Any]:
         "category": _category(run, row),
         "outcome": str(row["outcome"]),
         "official": summary.official(row) if graded else None,
-        "corrected": summary.corrected(row) if graded else None,
+        "corrected": summary.baseline_adjusted(row) if graded else None,
         "passed": sum(value >= 1 for value in checks.values()),
         "checks": len(checks),
         "steps": row.get("steps", 0),

@@ -210,7 +210,7 @@ def task_means(by_task: Mapping[str, Sequence[Row]], score: str) -> dict[str, fl
 
     Tasks without a known no-model baseline are left out of ``corrected``.
     """
-    of = {"strict": strict, "official": official, "corrected": lambda row: corrected(row) or 0.0}[score]
+    of = {"strict": strict, "official": official, "corrected": lambda row: baseline_adjusted(row) or 0.0}[score]
     rows = by_task if score != "corrected" else _with_baseline(by_task)
     return {task: math.fsum(map(of, group)) / len(group) for task, group in rows.items()}
 
@@ -226,7 +226,7 @@ def official(row: Row) -> float:
     return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 
-def corrected(row: Row) -> float | None:
+def baseline_adjusted(row: Row) -> float | None:
     """The baseline-adjusted score of a graded row; ``None`` if no no-model baseline is known."""
     value = (row["result"] or {}).get("corrected")
     return None if value is None else float(value)
@@ -271,9 +271,9 @@ def _with_baseline(by_task: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[R
     kept = {
         task: rows
         for task, rows in by_task.items()
-        if any(corrected(row) is not None or row["result"] is None for row in rows)
+        if any(baseline_adjusted(row) is not None or row["result"] is None for row in rows)
     }
-    return kept if any(corrected(row) is not None for rows in kept.values() for row in rows) else {}
+    return kept if any(baseline_adjusted(row) is not None for rows in kept.values() for row in rows) else {}
 
 
 def _with_zeros(manifest: RunManifest, rows: Iterable[Row]) -> Scores:
@@ -294,7 +294,7 @@ def _scores(groups: Sequence[Sequence[Row]]) -> Scores:
         episodes=sum(map(len, groups)),
         strict=statistics.rate([[strict(row) for row in group] for group in groups]),
         official=statistics.mean([[official(row) for row in group] for group in groups]),
-        corrected=statistics.mean([[corrected(row) or 0.0 for row in group] for group in with_baseline]),
+        corrected=statistics.mean([[baseline_adjusted(row) or 0.0 for row in group] for group in with_baseline]),
     )
 
 

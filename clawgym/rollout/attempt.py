@@ -281,7 +281,7 @@ class Attempt:
                         self.final_message,
                         transcript_payload(self.steps),
                     )
-                    result = await grade(self.task, subject, self.backend, floor=self.request.baseline)
+                    result = await grade(self.task, subject, self.backend, baseline=self.request.baseline)
         except TimeoutError:
             budget = 3 * self.task.limits.verify_seconds + _TRANSFER_SECONDS
             self.fail_infra(

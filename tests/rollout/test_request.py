@@ -28,7 +28,7 @@ def test_reward_is_the_named_score(name, reward) -> None:
 
 
 @given(st.floats(0, 1))
-def test_corrected_reward_without_a_baseline_is_strict(strict: float) -> None:
+def test_baseline_adjusted_reward_without_a_baseline_is_strict(strict: float) -> None:
     assert reward_of(VerifierResult({}, 0.0, strict, None), "corrected") == strict
 
 

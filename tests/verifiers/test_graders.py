@@ -59,7 +59,7 @@ def left(text: bytes, numbers: bytes = b"1 2 3\n") -> Subject:
 
 
 async def test_grader_gives_the_checks() -> None:
-    result = await grade(graded(), left(b"6"), NOBODY, floor=0.5)
+    result = await grade(graded(), left(b"6"), NOBODY, baseline=0.5)
     assert (result.checks, result.official, result.strict) == ({"right": 1.0, "inputs": 1.0}, 1.0, 1.0)
     assert (result.corrected, result.judged_by) == (1.0, "")
     result = await grade(graded(right=7), left(b"6"), NOBODY)

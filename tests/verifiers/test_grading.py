@@ -19,7 +19,7 @@ NUMBERS = {"input__numbers_txt": b"1 2 3\n"}
 
 
 async def test_right_answer_is_solved(backend: Backend) -> None:
-    result = await grade(task(), Subject(archive(**NUMBERS, output__sum_txt=b"6")), backend, floor=0.5)
+    result = await grade(task(), Subject(archive(**NUMBERS, output__sum_txt=b"6")), backend, baseline=0.5)
     assert (result.official, result.strict, result.corrected) == (1.0, 1.0, 1.0)
     assert result.checks == {"made": 1.0, "right": 1.0}
     assert not result.tampered

@@ -96,10 +96,10 @@ def test_composite_keys_are_excluded_unless_alone() -> None:
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_baseline_adjusted_is_zero_at_baseline_and_one_at_top(score: float, floor: float) -> None:
-    value = baseline_adjusted(score, floor)
+def test_baseline_adjusted_is_zero_at_baseline_and_one_at_top(score: float, baseline: float) -> None:
+    value = baseline_adjusted(score, baseline)
     assert 0.0 <= value <= 1.0
-    if score <= floor:
+    if score <= baseline:
         assert value == 0.0
-    if score == 1.0 and floor < 1.0:
+    if score == 1.0 and baseline < 1.0:
         assert value == 1.0

@@ -88,7 +88,7 @@ class ChrootSandbox(LocalSandbox):
                 (*self.spec.readonly, *self.spec.mounts),
                 self.spec.limits.disk_mb,
             )
-        return self._backend.seal(self.spec, saved)
+        return self._backend.register_snapshot(self.spec, saved)
 
     async def _free(self, gone: bool) -> None:
         if gone:
@@ -250,7 +250,7 @@ class ChrootBackend(Probed):
 
     # -- snapshots
 
-    def seal(self, spec: SandboxSpec, saved: Path) -> Snapshot:
+    def register_snapshot(self, spec: SandboxSpec, saved: Path) -> Snapshot:
         """Register a snapshot of the files in ``saved``."""
         self._snapshots[saved.name] = saved
         return Snapshot(saved.name, self.name, spec, saved)

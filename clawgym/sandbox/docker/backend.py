@@ -225,7 +225,7 @@ class DockerBackend(Probed):
 
     # -- snapshots
 
-    def seal(self, name: str, spec: SandboxSpec, tar: Path) -> Snapshot:
+    def register_snapshot(self, name: str, spec: SandboxSpec, tar: Path) -> Snapshot:
         """Register a snapshot with the files in ``tar``."""
         self._snapshots[name] = tar
         return Snapshot(name, self.name, spec, tar)

@@ -133,7 +133,7 @@ class _Owner(Protocol):
 
     async def call(self, function: Callable[..., _T], *args: Any) -> _T: ...
 
-    def seal(self, name: str, spec: SandboxSpec, tar: Path) -> Snapshot: ...
+    def register_snapshot(self, name: str, spec: SandboxSpec, tar: Path) -> Snapshot: ...
 
     def forget(self, lease: str) -> None: ...
 
@@ -336,7 +336,7 @@ class DockerSandbox(GuestLink):
             raise self._unsaved
         else:
             raise SandboxError("this sandbox's files are gone with it: take the snapshot before it dies")
-        return self._backend.seal(name, self.spec, target)
+        return self._backend.register_snapshot(name, self.spec, target)
 
     async def close(self) -> None:
         await asyncio.shield(asyncio.ensure_future(self._close()))

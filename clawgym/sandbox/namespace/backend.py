@@ -101,7 +101,7 @@ class NamespaceSandbox(LocalSandbox):
     async def snapshot(self) -> Snapshot:
         async with self._still():
             layer = await offloaded(self._backend.save_layer, self)
-        return self._backend.seal(self, layer)
+        return self._backend.register_snapshot(self, layer)
 
     async def _free(self, gone: bool) -> None:
         await offloaded(os.close, self._layer)
@@ -315,7 +315,7 @@ class NamespaceBackend(Probed):
             raise
         return target
 
-    def seal(self, sandbox: NamespaceSandbox, layer: Path) -> Snapshot:
+    def register_snapshot(self, sandbox: NamespaceSandbox, layer: Path) -> Snapshot:
         """Register a snapshot: ``layer`` over the layers that the sandbox was forked from."""
         layers = (*sandbox.below, layer)
         self._users.update(layers)
