@@ -80,7 +80,7 @@ _IN_SANDBOXES = (*_CONFORMANCE, "tests/sandbox/test_what_is_shown.py", "-k", "no
 _OWNERS = (
     "tests/sandbox/test_leases.py",
     *_CONFORMANCE[:2],
-    "tests/invariants/test_nothing_left.py::test_killed_owner_of_boxes",
+    "tests/invariants/test_nothing_left.py::test_killed_owner_of_sandboxes",
     "tests/invariants/test_nothing_left.py::test_killed_owner_and_supervisor",
     "tests/invariants/test_hostile_workspaces.py::test_what_cannot_be_removed_stops_nobody",
     *_HERE,

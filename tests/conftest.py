@@ -53,7 +53,7 @@ CHECK = (
     "gateway/test_openclaw",
     "invariants/test_bounded_memory.py",
     "invariants/test_desktops_hold.py",
-    "invariants/test_faults_box.py",
+    "invariants/test_faults_sandbox.py",
     "invariants/test_faults_engine.py",
     "invariants/test_faults_gateway.py",
     "invariants/test_faults_host.py",

@@ -38,14 +38,14 @@ async def watch(pauses: list[float]) -> None:
         pauses.append(time.monotonic() - before - 0.005)
 
 
-async def attempt(boxes: Backend, mode: str, work: bytes) -> tuple[str, str | None]:
+async def attempt(sandboxes: Backend, mode: str, work: bytes) -> tuple[str, str | None]:
     """Outcome and cause."""
     if mode == "fork":
         made = guarded("42", mode=GradingMode.FORK, protocol="harbor", disk_mb=512, agent_seconds=120)
     else:
         made = guarded("42", disk_mb=512, agent_seconds=120)
     try:
-        episode = (await run_episode(EpisodeRequest(task=made, seed=0), ScriptAgent(work), boxes)).episode
+        episode = (await run_episode(EpisodeRequest(task=made, seed=0), ScriptAgent(work), sandboxes)).episode
     except Exception as error:
         return "raised", repr(error)
     return episode.outcome.value, episode.cause if not episode.error else episode.error
@@ -54,11 +54,11 @@ async def attempt(boxes: Backend, mode: str, work: bytes) -> tuple[str, str | No
 async def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
     name, at_once = sys.argv[1], int(sys.argv[2])
-    boxes = backend(name)
-    await boxes.probe()
+    sandboxes = backend(name)
+    await sandboxes.probe()
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)  # this loop is measured, and not how busy the machine is
-    folder = boxes.supervised.state / "owners" / boxes.supervised.owner  # type: ignore[attr-defined]
+    folder = sandboxes.supervised.state / "owners" / sandboxes.supervised.owner  # type: ignore[attr-defined]
     pauses: list[float] = []
     honest: list[tuple[str, str | None]] = []
     watching = asyncio.create_task(watch(pauses))
@@ -68,7 +68,7 @@ async def main() -> None:
 
     async def attack(mode: str, code: str) -> tuple[str, str | None]:
         async with turn:
-            ended = await attempt(boxes, mode, script(code, places[mode]))
+            ended = await attempt(sandboxes, mode, script(code, places[mode]))
         honest_turn.release()
         return ended
 
@@ -77,7 +77,7 @@ async def main() -> None:
     async def work_on(mode: str) -> None:
         """An honest episode at the start, and one whenever a hostile one has ended: some are there all the time."""
         while await honest_turn.acquire() and not all(task.done() for task in hostile.values()):
-            honest.append(await attempt(boxes, mode, HONEST))
+            honest.append(await attempt(sandboxes, mode, HONEST))
 
     workers = [asyncio.create_task(work_on(mode)) for mode in CAUSES for _ in range(2)]
     await asyncio.gather(*hostile.values())
@@ -86,7 +86,7 @@ async def main() -> None:
     await asyncio.gather(*workers)
     watching.cancel()
     left = sorted(path.name for path in folder.iterdir())
-    await boxes.aclose()
+    await sandboxes.aclose()
 
     later = backend(name)
     await later.probe()

@@ -38,8 +38,8 @@ async def main() -> None:
     made = backend(sys.argv[1])
     supervised = made.supervised  # type: ignore[attr-defined]
     print(supervised.owner, flush=True)
-    box = await made.create(SandboxSpec())
-    done = await box.exec(["python3", "-I", "-S", "-c", HOARDER], timeout=60)
+    sandbox = await made.create(SandboxSpec())
+    done = await sandbox.exec(["python3", "-I", "-S", "-c", HOARDER], timeout=60)
     assert done.exit_code == 0, done.text
     print("busy", supervised._process.pid, flush=True)
     await asyncio.sleep(120)  # nobody came to kill it

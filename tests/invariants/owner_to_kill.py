@@ -1,7 +1,7 @@
-"""An owner of boxes that is about to be killed: ``python owner_to_kill.py BACKEND SEED``.
+"""An owner of sandboxes that is about to be killed: ``python owner_to_kill.py BACKEND SEED``.
 
-Prints its owner id at once, and ``busy`` with its supervisor's pid once the first box runs; then makes, uses,
-copies and closes boxes until it is killed. What runs in them does what it can to stay: it ignores signals,
+Prints its owner id at once, and ``busy`` with its supervisor's pid once the first sandbox runs; then makes, uses,
+copies and closes sandboxes until it is killed. What runs in them does what it can to stay: it ignores signals,
 changes its session, listens on ports, fills the disk, forks.
 """
 
@@ -29,12 +29,12 @@ COMMANDS = (
 
 
 async def live(made: Backend, dice: random.Random) -> None:
-    """One box after the other, for ever."""
+    """One sandbox after the other, for ever."""
     held: list[Sandbox] = []
     while True:
         readonly = {"/verifier": (TaskFile("check.py", b"print(1)"),)} if dice.random() < 0.3 else {}
-        box: Sandbox = await made.create(SandboxSpec(limits=LIMITS, readonly=readonly))
-        shell = await box.shell(pty=dice.random() < 0.3)
+        sandbox: Sandbox = await made.create(SandboxSpec(limits=LIMITS, readonly=readonly))
+        shell = await sandbox.shell(pty=dice.random() < 0.3)
         for command in dice.sample(COMMANDS, 3):
             try:
                 await shell.run(command, timeout=0.1)
@@ -42,12 +42,12 @@ async def live(made: Backend, dice: random.Random) -> None:
                 break
         choice = dice.random()
         if choice < 0.3:
-            snapshot = await box.snapshot()
+            snapshot = await sandbox.snapshot()
             held.append(await made.fork(snapshot))
             await held[-1].exec(["true"])
         if choice < 0.2:
-            await box.stop()
-        held.append(box)
+            await sandbox.stop()
+        held.append(sandbox)
         if choice < 0.5 or len(held) > 3:
             await held.pop().close()
 

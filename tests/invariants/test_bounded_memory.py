@@ -29,7 +29,7 @@ PROGRAM = [sys.executable, "-c", "from clawgym.cli import main; main()"]
 KEY = "sk-of-the-endpoint"
 
 
-class Desk:
+class GatewayProcess:
     """A gateway in a process of its own, and one session of it."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, key: str) -> None:
@@ -83,7 +83,7 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def gateway(folder: Path, endpoint: str) -> AsyncIterator[Desk]:
+async def start_gateway(folder: Path, endpoint: str) -> AsyncIterator[GatewayProcess]:
     argv = [*PROGRAM, "gateway", "--engine", "openai", "--model", "m", "--base-url", endpoint]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -92,16 +92,16 @@ async def gateway(folder: Path, endpoint: str) -> AsyncIterator[Desk]:
     assert process.stdout is not None
     try:
         words = [(await process.stdout.readline()).decode().split()[1] for _ in range(2)]
-        yield Desk(process, *words)
+        yield GatewayProcess(process, *words)
     finally:
         process.kill()
         await process.wait()
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    """Whose endpoint is not there: what these requests do is done before one is asked."""
-    async with gateway(tmp_path, "http://127.0.0.1:9/v1") as made:
+async def gateway(tmp_path: Path) -> AsyncIterator[GatewayProcess]:
+    """A gateway whose endpoint does not exist: it refuses these requests before it asks one."""
+    async with start_gateway(tmp_path, "http://127.0.0.1:9/v1") as made:
         yield made
 
 
@@ -155,27 +155,27 @@ def whole(data: bytes, statuses: set[int]) -> tuple[str, Callable[[], AsyncItera
 
 
 @pytest.mark.parametrize("attack", REQUESTS)
-async def test_six_hostile_requests_at_once(desk: Desk, attack: str) -> None:
+async def test_six_hostile_requests_at_once(gateway: GatewayProcess, attack: str) -> None:
     head, pieces, statuses = await asyncio.to_thread(REQUESTS[attack])
-    sent = [asyncio.ensure_future(desk.send(head, pieces)) for _ in range(6)]
-    await desk.held(list(sent), 60 if statuses else 5)
+    sent = [asyncio.ensure_future(gateway.send(head, pieces)) for _ in range(6)]
+    await gateway.held(list(sent), 60 if statuses else 5)
     if statuses:
         said = {int(line.split()[1]) for one in sent if (line := one.result())}
         assert said <= statuses
         assert said, "nobody was told why"
 
 
-async def test_bodies_of_one_session_are_bounded_together_and_given_back(desk: Desk) -> None:
+async def test_bodies_of_one_session_are_bounded_together_and_given_back(gateway: GatewayProcess) -> None:
     most = HELD_BODIES // 2 + 1000
     first, second = [
-        asyncio.ensure_future(desk.send(f"Content-Length: {most + 1}", once(b" " * most))) for _ in range(2)
+        asyncio.ensure_future(gateway.send(f"Content-Length: {most + 1}", once(b" " * most))) for _ in range(2)
     ]
     done, _ = await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
     assert done.pop().result().split()[1] == b"429"
     for one in (first, second):
         one.cancel()
     await asyncio.gather(first, second, return_exceptions=True)
-    answer = await desk.send(*whole(b" " * most, set())[:2])
+    answer = await gateway.send(*whole(b" " * most, set())[:2])
     assert answer.split()[1] == b"400", "read to its end: no JSON"
 
 
@@ -189,20 +189,20 @@ ENDS = {
 
 @pytest.mark.parametrize("attack", ENDS)
 async def test_the_gateway_before_a_hostile_endpoint(tmp_path: Path, attack: str) -> None:
-    async with HostileEndpoint() as endpoint, gateway(tmp_path, endpoint.url(attack)) as desk:
+    async with HostileEndpoint() as endpoint, start_gateway(tmp_path, endpoint.url(attack)) as gateway:
 
         async def ask() -> bytes:
             body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
             end = b""
-            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {desk.key}"}) as client:
-                async with client.post(f"{desk.url}/chat/completions", json=body) as answer:
+            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {gateway.key}"}) as client:
+                async with client.post(f"{gateway.url}/chat/completions", json=body) as answer:
                     async for piece in answer.content.iter_any():
                         end = (end + piece)[-2000:]
             return end
 
         asked = [asyncio.ensure_future(ask()) for _ in range(3)]
         expected = ENDS[attack]
-        await desk.held(list(asked), 240 if expected else 10)
+        await gateway.held(list(asked), 240 if expected else 10)
         if expected:
             assert all(expected in one.result().decode() for one in asked)
 

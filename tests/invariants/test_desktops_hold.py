@@ -49,7 +49,7 @@ SOLUTION = [
 
 
 def note() -> Task:
-    """A text in an editor, in the box that is graded."""
+    """A text in an editor, in the sandbox that is graded."""
     calls = [{"name": "computer_use", "arguments": action} for action in SOLUTION]
     limits = Limits(max_steps=30, memory_mb=512, pids=128, agent_seconds=60, verify_seconds=20)
     made = task(CHECK, id="note", inputs=(TaskFile("note.txt", b"bread\n"),), limits=limits)
@@ -130,8 +130,8 @@ async def test_commands_of_native_programs_were_there_to_be_run(made: Task, back
 
 async def test_no_shortcut_opens_a_dialog_or_ends_the_page(backend: Backend) -> None:
     made = site(POSSIBLE)
-    box = await backend.create(sandbox_spec(made))
-    tools = await open_tools(made, box, backend)
+    sandbox = await backend.create(sandbox_spec(made))
+    tools = await open_tools(made, sandbox, backend)
     assert isinstance(tools, ComputerTools)
     assert tools.browser is not None
 
@@ -151,4 +151,4 @@ async def test_no_shortcut_opens_a_dialog_or_ends_the_page(backend: Backend) -> 
     assert names
     assert set(names) <= set(after)
     await tools.aclose()
-    await box.close()
+    await sandbox.close()

@@ -1,4 +1,4 @@
-"""What keeps the boxes dies under a run: the supervisor, or the Docker engine."""
+"""What keeps the sandboxes dies under a run: the supervisor, or the Docker engine."""
 
 from __future__ import annotations
 

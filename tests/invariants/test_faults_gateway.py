@@ -1,4 +1,4 @@
-"""Bad days of a gateway: upstreams that refuse, die and return, agents that do not read, weights that change."""
+"""Faults around a gateway: endpoints that refuse, die and return, agents that do not read, weights that change."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def pool(tmp_path):
 
 
 @pytest.fixture
-async def desk(model, pool) -> AsyncIterator[tuple[Server, Gateway, openai.AsyncOpenAI, str]]:
+async def parts(model, pool) -> AsyncIterator[tuple[Server, Gateway, openai.AsyncOpenAI, str]]:
     """A gateway over a vLLM engine over :class:`Server`, an agent without retries of its own, its session."""
     server = Server()
     await server.start()
@@ -127,8 +127,8 @@ async def ask(client, messages=ASK, **more):
     return await client.chat.completions.create(model="m", messages=messages, **more)
 
 
-async def test_a_busy_upstream_is_asked_again_and_the_turn_is_one(desk, pool):
-    server, _, client, session = desk
+async def test_a_busy_endpoint_is_asked_again_and_the_turn_is_one(parts, pool):
+    server, _, client, session = parts
     server.faults = ["429", "500", "503"]
     answer = await ask(client)
     assert answer.choices[0].finish_reason == "stop"
@@ -137,8 +137,8 @@ async def test_a_busy_upstream_is_asked_again_and_the_turn_is_one(desk, pool):
     assert (turn.flaw, turn.sampled_ids) == (None, (300, 301, 302, 2))
 
 
-async def test_an_upstream_that_only_refuses_is_an_error_in_the_end(desk, pool):
-    server, gateway, client, session = desk
+async def test_an_endpoint_that_only_refuses_is_an_error_in_the_end(parts, pool):
+    server, gateway, client, session = parts
     gateway.engine._patience = 0.3
     server.faults = ["500"] * 50
     with pytest.raises(openai.InternalServerError):
@@ -155,8 +155,8 @@ async def test_an_upstream_that_only_refuses_is_an_error_in_the_end(desk, pool):
     assert [t.finish_reason for t in pool.turns(session)] == ["error", "error", "error", "stop"]
 
 
-async def test_an_upstream_that_dies_and_returns(desk, pool):
-    server, _, client, session = desk
+async def test_an_endpoint_that_dies_and_returns(parts, pool):
+    server, _, client, session = parts
     await ask(client)
     await server.stop()
     waiting = asyncio.ensure_future(ask(client, [*ASK, {"role": "user", "content": "still there?"}]))
@@ -166,8 +166,8 @@ async def test_an_upstream_that_dies_and_returns(desk, pool):
     assert [t.flaw for t in pool.turns(session)] == [None, None]
 
 
-async def test_a_stream_that_is_cut_is_recorded_and_the_session_goes_on(desk, pool):
-    server, _, client, session = desk
+async def test_a_stream_that_is_cut_is_recorded_and_the_session_goes_on(parts, pool):
+    server, _, client, session = parts
     first = (await ask(client)).choices[0].message.content
     history = [*ASK, {"role": "assistant", "content": first}, {"role": "user", "content": "more"}]
     server.faults = ["cut"]
@@ -181,8 +181,8 @@ async def test_a_stream_that_is_cut_is_recorded_and_the_session_goes_on(desk, po
     assert prompt_ids(turns, 2) == prompt_ids(turns, 1)
 
 
-async def test_an_upstream_that_strips_ids_is_named_at_the_first_call(desk):
-    server, _, client, _ = desk
+async def test_an_endpoint_that_strips_ids_is_named_at_the_first_call(parts):
+    server, _, client, _ = parts
     server.faults = ["strip"]
     with pytest.raises(openai.InternalServerError) as raised:
         await ask(client)

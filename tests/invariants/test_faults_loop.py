@@ -120,7 +120,7 @@ def test_a_loop_that_was_closed_is_an_error_and_leaves_nothing() -> None:
     while supervisors() - before and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.05)
-    assert not supervisors() - before, "boxes of a loop that is gone"
+    assert not supervisors() - before, "sandboxes of a loop that is gone"
 
 
 # -- forks
@@ -180,10 +180,10 @@ def test_ctrl_c_in_a_batch_loses_no_answer(batch: TaskVectorEnv) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.5])
-def test_ctrl_c_in_a_reset_leaves_no_box(seconds: float) -> None:
+def test_ctrl_c_in_a_reset_leaves_no_sandbox(seconds: float) -> None:
     with contextlib.closing(gym.make("ClawGym/terminal-v0", num_envs=12, tasks=TASKS)) as made:
         assert isinstance(made, TaskVectorEnv)
-        boxes = made._runners[0].backend.sandboxes  # type: ignore[attr-defined]
+        sandboxes = made._runners[0].backend.sandboxes  # type: ignore[attr-defined]
         interrupt_after(seconds)
 
         def for_ever() -> None:
@@ -193,19 +193,19 @@ def test_ctrl_c_in_a_reset_leaves_no_box(seconds: float) -> None:
         with pytest.raises(KeyboardInterrupt):
             for_ever()
         made.reset(seed=0)
-        until = time.monotonic() + 20  # nobody waits for the end of the boxes before
-        while len(boxes) > 12 and time.monotonic() < until:
+        until = time.monotonic() + 20  # nobody waits for the end of the sandboxes before
+        while len(sandboxes) > 12 and time.monotonic() < until:
             time.sleep(0.01)
-        assert len(boxes) == 12
+        assert len(sandboxes) == 12
         assert made.step(["echo on"] * 12)[0]["output"] == ("on\n",) * 12
-    assert not boxes
+    assert not sandboxes
 
 
 # -- the supervisor
 
 
 def test_a_supervisor_that_is_killed(batch: TaskVectorEnv) -> None:
-    """Its boxes end: nobody is to blame for that. A new environment gets a new supervisor."""
+    """Its sandboxes end: nobody is to blame for that. A new environment gets a new supervisor."""
     supervised = batch._runners[0].backend.supervised  # type: ignore[attr-defined]
     os.kill(supervised._process.pid, signal.SIGKILL)
     *_, truncated, info = batch.step(["sleep 1; echo on"] * 3)
@@ -234,7 +234,7 @@ def test_a_refused_command_is_an_observation(env: gym.Env[Any, Any], command: st
     assert env.step("echo on")[0]["output"] == "on\n"
 
 
-def test_a_box_that_was_closed_under_an_episode_is_an_observation(env: gym.Env[Any, Any]) -> None:
+def test_a_sandbox_that_was_closed_under_an_episode_is_an_observation(env: gym.Env[Any, Any]) -> None:
     runner = env.unwrapped._runner  # type: ignore[attr-defined]
     runtime().run(runner.attempt.sandbox.close())
     for _ in range(2):
@@ -303,7 +303,7 @@ asyncio.run(main())
 """
 
 
-def test_a_fork_does_not_keep_the_boxes_of_a_killed_owner() -> None:
+def test_a_fork_does_not_keep_the_sandboxes_of_a_killed_owner() -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         supervisor = psutil.Process(int(owner.stdout.readline()))

@@ -1,4 +1,4 @@
-"""What must never earn a point: the exploits that work on a grader inside the agent's own box."""
+"""What must never earn a point: the exploits that work on a grader inside the agent's own sandbox."""
 
 from __future__ import annotations
 

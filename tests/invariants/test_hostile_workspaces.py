@@ -26,7 +26,7 @@ __all__ = ["home"]
 _PROGRAM = Path(__file__).with_name("hostile_workspaces.py")
 WHOLE = bool(os.environ.get("CLAWGYM_WHOLE"))
 AT_ONCE = {"namespace": 40, "ordinary user": 8, "docker": 8, "chroot": 8}
-"""Hostile episodes: a box of the last two takes a second of a processor to make, and set-up has a time limit."""
+"""Hostile episodes: a sandbox of the last two takes a second of a processor to make, and set-up has a time limit."""
 
 OWN_FAULT = {"docker": {"fork: sparse": "layer"}}
 """What a backend cannot keep: Docker fills the holes of files. It fails, and costs who left it the score."""
@@ -123,10 +123,10 @@ async def test_what_cannot_be_removed_stops_nobody(backend: Backend) -> None:
 
 
 async def start(name: str) -> None:
-    boxes = make_backend(name)
+    sandboxes = make_backend(name)
     try:
-        box = await boxes.create(SandboxSpec())
-        assert (await box.exec(["echo", "works"])).text == "works\n"
-        await box.close()
+        sandbox = await sandboxes.create(SandboxSpec())
+        assert (await sandbox.exec(["echo", "works"])).text == "works\n"
+        await sandbox.close()
     finally:
-        await boxes.aclose()
+        await sandboxes.aclose()

@@ -223,4 +223,4 @@ async def test_what_is_stored_is_what_the_engine_saw(tmp_path):
 
 
 def fault_or(text, rng):
-    return EngineError("upstream died: wait") if rng.random() < 0.02 else text
+    return EngineError("endpoint died: wait") if rng.random() < 0.02 else text

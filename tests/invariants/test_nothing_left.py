@@ -1,7 +1,7 @@
-"""Whatever moment an owner of boxes is killed at: two seconds later nothing of it is left on this host.
+"""Whatever moment an owner of sandboxes is killed at: two seconds later nothing of it is left on this host.
 
 Everything is found by the owner's id, or by the processes that were seen below it; nothing by a name pattern.
-``CLAWGYM_SOAK`` is the number of kills (50 unless set; a fifth of it for Docker, whose boxes start slowly).
+``CLAWGYM_SOAK`` is the number of kills (50 unless set; a fifth of it for Docker, whose sandboxes start slowly).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AT_ONCE = 3
 _SCRIPT = str(Path(__file__).with_name("owner_to_kill.py"))
 _HOARDERS = str(Path(__file__).with_name("owner_of_hoarders.py"))
 _LOCAL = [name for name in local_names() if name != "docker"]
-_BOX_UIDS = range(0x60000000, 0x71000000)
+_SANDBOX_UIDS = range(0x60000000, 0x71000000)
 
 
 def promised() -> float:
@@ -58,7 +58,7 @@ class Owner:
     containers: set[str] = field(default_factory=set)
     supervisor: int = 0
     uids: tuple[range, ...] = ()
-    """Of its boxes, once they are known."""
+    """Of its sandboxes, once they are known."""
 
     @classmethod
     async def start(cls, name: str, seed: int, engine: str | None, script: str = _SCRIPT) -> Owner:
@@ -70,7 +70,7 @@ class Owner:
         return cls(name, process, line.decode().strip(), engine)
 
     async def busy(self) -> None:
-        """Wait for the first box."""
+        """Wait for the first sandbox."""
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), 60)
         self.supervisor = int(line.split()[1])
@@ -156,8 +156,8 @@ class Owner:
                 found.append(f"port {row.laddr}")
         for table in ("tcp", "tcp6", "udp", "udp6"):
             for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-                if int(line.split()[7]) in _BOX_UIDS:
-                    found.append(f"socket of a box's uid {line.split()[7]}")
+                if int(line.split()[7]) in _SANDBOX_UIDS:
+                    found.append(f"socket of a sandbox's uid {line.split()[7]}")
         return found
 
     def networks(self) -> list[str]:
@@ -176,7 +176,7 @@ class Owner:
     async def gone_after(self, patience: float) -> tuple[float, list[str]]:
         """Seconds until nothing is left, and what is left after ``patience``.
 
-        Where the machine is so busy that one look takes long, the waiting is not counted against the boxes.
+        Where the machine is so busy that one look takes long, the waiting is not counted against the sandboxes.
         """
         started = looked = time.monotonic()
         while True:
@@ -238,7 +238,7 @@ async def _available(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _LOCAL)
-async def test_killed_owner_of_boxes(name: str) -> None:
+async def test_killed_owner_of_sandboxes(name: str) -> None:
     await _available(name)
     await _many(name, KILLS, None, 1.5)
 
@@ -264,7 +264,7 @@ async def _start_and_clear(name: str) -> None:
 
 
 async def test_killed_supervisor(name_and_engine: tuple[str, str | None]) -> None:
-    """Boxes end with their supervisor (a box nobody watches would be worse); containers go on.
+    """Sandboxes end with their supervisor (a sandbox nobody watches would be worse); containers go on.
 
     Then the owner ends, and the next start on this host clears what the supervisor would have cleared.
     """
@@ -297,15 +297,15 @@ async def test_what_the_kernel_is_slow_to_close_cannot_be_hoarded(name_and_engin
 
 
 @pytest.mark.parametrize("name", _LOCAL)
-async def test_a_frozen_box_ends_with_its_supervisor(name: str) -> None:
+async def test_a_frozen_sandbox_ends_with_its_supervisor(name: str) -> None:
     await _available(name)
     made = backend(name)
-    box = await made.create(SandboxSpec())
-    await (await box.shell()).run("sleep 1000 & disown")
+    sandbox = await made.create(SandboxSpec())
+    await (await sandbox.shell()).run("sleep 1000 & disown")
     supervisor = psutil.Process(made.supervised._process.pid)  # type: ignore[attr-defined]
     processes = supervisor.children(recursive=True)
     assert len(processes) >= 4, "a zygote, process 1, a shell, a sleep"
-    await made.supervised.ask("freeze", box.id, frozen=True)  # type: ignore[attr-defined]
+    await made.supervised.ask("freeze", sandbox.id, frozen=True)  # type: ignore[attr-defined]
     supervisor.kill()
     await asyncio.sleep(promised())
     assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
@@ -332,12 +332,12 @@ async def test_killed_owner_and_supervisor(name_and_engine: tuple[str, str | Non
 async def test_owner_learns_that_its_supervisor_is_gone() -> None:
     await _available("namespace")
     made = backend("namespace")
-    box = await made.create(SandboxSpec())
+    sandbox = await made.create(SandboxSpec())
     supervised = made.supervised  # type: ignore[attr-defined]
     os.kill(supervised._process.pid, signal.SIGKILL)
     with pytest.raises(InfraError, match="supervisor"):
         await made.create(SandboxSpec())
-    await asyncio.wait_for(box.close(), 10)
+    await asyncio.wait_for(sandbox.close(), 10)
     await asyncio.wait_for(made.aclose(), 10)
     await _start_and_clear("namespace")
 
@@ -362,7 +362,7 @@ async def test_a_script_that_never_closes_ends_quietly(name_and_engine: tuple[st
     assert "Traceback" not in ended.stderr
 
 
-async def test_what_boxes_are_cloned_from_does_not_grow() -> None:
+async def test_what_sandboxes_are_cloned_from_does_not_grow() -> None:
     await _available("namespace")
     made = backend("namespace")
     sizes: list[int] = []
@@ -374,4 +374,4 @@ async def test_what_boxes_are_cloned_from_does_not_grow() -> None:
         sizes.append(sum(p.memory_info().rss for p in helpers))
     await made.aclose()
     assert len(helpers) == 2
-    assert sizes[2] - sizes[1] < 64 * 1024, "bytes for 40 boxes"
+    assert sizes[2] - sizes[1] < 64 * 1024, "bytes for 40 sandboxes"

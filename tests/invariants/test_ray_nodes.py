@@ -1,4 +1,4 @@
-"""A cluster loses a node, or the owner of its boxes, amid an evaluation: no episode is lost, none counts twice.
+"""A cluster loses a node, or the owner of its sandboxes, amid an evaluation: no episode is lost, none counts twice.
 
 Nodes of this cluster are on one machine (``ray.cluster_utils.Cluster``); a node is lost by SIGKILL of its raylet. What
 was ours is found below the raylets while it runs, and by the owner ids of its supervisors; nothing by a name pattern.

@@ -86,7 +86,7 @@ async def test_exploits_of_other_graders_earn_nothing_either(backend: Backend, s
 
 
 @pytest.mark.parametrize("name", ["tests-edited", "tests-linked", "tests-compiled", "tests-conftest"])
-async def test_the_exploits_work_on_a_grader_inside_the_box(backend: Backend, site_layer: Layer, name: str) -> None:
+async def test_the_exploits_work_on_a_grader_inside_the_sandbox(backend: Backend, site_layer: Layer, name: str) -> None:
     task = calc(site_layer)
     assert (await original_score_of(task, EXPLOITS[name].script(task), backend)).score == 1.0
     assert (await original_score_of(task, "", backend)).score == 0.0

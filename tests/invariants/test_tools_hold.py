@@ -19,7 +19,7 @@ WHOLE = bool(os.environ.get("CLAWGYM_WHOLE"))
 WORLD, ANSWER = "bank-settle", "data-join"
 SLOW = {"tools-fork-bomb", "tools-out-of-memory"}
 NOT_TAKEN = ("workspace-size", "workspace-depth")
-"""What a box left goes beyond these bounds, so that there is nothing to check: failed, all the same."""
+"""What a sandbox left goes beyond these bounds, so that there is nothing to check: failed, all the same."""
 SERVED = [name for name, exploit in EXPLOITS.items() if exploit.setting == "tools" and (WHOLE or name not in SLOW)]
 
 

@@ -1,7 +1,7 @@
 """What a training run leans on is killed at any moment: the run goes on, or says why not, and its batches are whole.
 
-The outside judge, a gateway before it, and what keeps the boxes are killed; the engine, which is a part of the trainer,
-fails now and then. The long form:
+The outside judge, a gateway before it, and what keeps the sandboxes are killed; the engine, which is a part of
+the trainer, fails now and then. The long form:
 ``CLAWGYM_SOAK=30 .venv/bin/pytest tests/invariants/test_training_parts_killed.py -s --timeout=0``.
 """
 

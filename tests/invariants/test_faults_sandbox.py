@@ -1,4 +1,4 @@
-"""What an agent's work does to a box, and a broken verifier to its own: who is to blame, and the run goes on."""
+"""What an agent's work does to a sandbox, and a broken verifier to its own: who is to blame, and the run goes on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def script(text: str) -> ScriptAgent:
     return ScriptAgent(text.encode(), "fault")
 
 
-def boxes(backend: Backend) -> list[str]:
+def sandboxes(backend: Backend) -> list[str]:
     return list(backend.sandboxes)  # type: ignore[attr-defined]
 
 
@@ -34,7 +34,7 @@ def boxes(backend: Backend) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", [GradingMode.CLEAN, GradingMode.FORK])
-async def test_a_full_disk_in_the_box_is_the_agents(backend: Backend, mode: GradingMode) -> None:
+async def test_a_full_disk_in_the_sandbox_is_the_agents(backend: Backend, mode: GradingMode) -> None:
     """It is told so by the system and can go on; what it left is graded."""
     made = with_mode(task(limits=SMALL), mode)
     full = "for i in 1 2 3; do cat /dev/zero > big$i; done"
@@ -46,7 +46,7 @@ async def test_a_full_disk_in_the_box_is_the_agents(backend: Backend, mode: Grad
 
 
 async def test_work_that_leaves_no_room_for_grading_is_the_agents(backend: Backend) -> None:
-    """The fresh box takes the workspace and the verifier: an agent that used every byte has filled that too."""
+    """The fresh sandbox takes the workspace and the verifier: an agent that used every byte has filled that too."""
     many = task(limits=dataclasses.replace(SMALL, disk_mb=8))
     filled = "mkdir -p output; i=0; while printf %4096s > output/$i; do i=$((i + 1)); done; " + SOLVE
     episode = await episode_of(many, script(filled), backend)
@@ -69,15 +69,15 @@ class Hoarder(NoopAgent):
         return AgentReport()
 
 
-async def test_a_box_out_of_memory_is_the_agents(backend: Backend) -> None:
-    """First a program of its own is killed, which it can see; a box whose process 1 goes has failed as ``oom``."""
+async def test_a_sandbox_out_of_memory_is_the_agents(backend: Backend) -> None:
+    """First a program of its own is killed, which it can see; a sandbox whose process 1 goes has failed as ``oom``."""
     hog = "python3 -c 'x = bytearray(2**31)'"
     one = await episode_of(task(limits=SMALL), script(f"{hog}; {SOLVE}"), backend)
     assert one.outcome is Outcome.SOLVED, (one.outcome, one.cause)
     files = task(limits=dataclasses.replace(SMALL, memory_mb=40, disk_mb=64))  # files are memory too
     whole = await episode_of(files, Hoarder(), backend)
     assert (whole.outcome, whole.cause) == (Outcome.FAILED, "oom")
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 READS_ALL = CHECK + b"\nheld = open(os.path.join(root, 'output/sum.txt'), 'rb').read() * 400\n"
@@ -146,7 +146,7 @@ async def test_verifiers_that_never_end(backend: Backend, tmp_path: Path) -> Non
     # What the checker itself said counts, whoever else holds its output.
     assert run.latest["leaves-one-on-its-output#0"]["result"]["checks"] == {"made": 0.0}
     assert run.latest["good#0"]["outcome"] == "solved"
-    assert not boxes(backend)
+    assert not sandboxes(backend)
 
 
 async def test_many_broken_verifiers_do_not_stop_a_run(backend: Backend, tmp_path: Path) -> None:
