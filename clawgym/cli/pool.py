@@ -179,9 +179,10 @@ def check(
     tokenizer: TokenizerPath = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check for each episode whether its token ids are exact, unproved or broken, and why.
+    """Check for each episode whether its token ids are exact, unproved or broken, and why; or that it has no turns.
 
-    With --tokenizer, token ids are also compared with texts. Exit status 0 if every episode is exact, else 1.
+    With --tokenizer, token ids are also compared with texts. Exit status 0 if every episode that
+    has turns is exact, and one has; else 1.
 
     Reads pools, their parquet exports, ATIF, and JSON Lines and parquet files of verl, slime, Claw-R1, Agent Lightning,
     NeMo Gym and others.
@@ -197,7 +198,7 @@ def check(
             verdicts.append(apply(name, turns, words))
             if len(verdicts) % 50 == 0:
                 status.update(f"checked: {len(verdicts):,}")
-    exact = bool(verdicts) and all(verdict.status == "exact" for verdict in verdicts)
+    exact = {verdict.status for verdict in verdicts} - {"empty"} == {"exact"}
     if as_json:
         rows = [{"status": verdict.status, **asdict(verdict)} for verdict in verdicts]
         Console().json({"exact": exact, "episodes": rows})
@@ -212,7 +213,7 @@ def _show_verdicts(verdicts: list[TraceVerdict], with_texts: bool) -> None:
     from clawgym.visible import visible
 
     console = Console()
-    order = {"broken": 0, "unproved": 1, "exact": 2}
+    order = {"broken": 0, "unproved": 1, "empty": 2, "exact": 3}
     table = Table()
     for name in ("episode", "verdict"):
         table.add_column(name, overflow="fold")
@@ -233,7 +234,7 @@ def _show_verdicts(verdicts: list[TraceVerdict], with_texts: bool) -> None:
 
 def _why(verdict: TraceVerdict) -> str:
     """The findings of the worst level, one per kind."""
-    level = {"exact": "note", "unproved": "unproved", "broken": "broken"}[verdict.status]
+    level = verdict.status if verdict.status in ("broken", "unproved") else "note"
     kinds: dict[str, list[str]] = {}
     for finding in verdict.findings:
         if finding.level == level:

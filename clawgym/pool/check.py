@@ -2,7 +2,8 @@
 
 The same check applies to ClawGym's own episodes and to trace files of other tools. Results: ``exact`` (no
 contradiction, nothing missing), ``unproved`` (something is missing, or looks made up), ``broken`` (it contradicts
-itself). Pure functions, without files and network. ``docs/reference/pool.md`` lists what the check cannot detect.
+itself), ``empty`` (no turns). Pure functions, without files and network. ``docs/reference/pool.md`` lists what the
+check cannot detect.
 """
 
 from __future__ import annotations
@@ -81,8 +82,11 @@ class TraceVerdict:
     findings: list[TraceFinding] = field(default_factory=list)
 
     @property
-    def status(self) -> Literal["exact", "unproved", "broken"]:
+    def status(self) -> Literal["exact", "unproved", "broken", "empty"]:
+        """The worst level of the findings, ``exact`` without any; ``empty`` for an episode without turns."""
         levels = {finding.level for finding in self.findings}
+        if not self.turns:
+            return "empty"
         return "broken" if "broken" in levels else "unproved" if "unproved" in levels else "exact"
 
     def add(self, turn: int | None, level: Literal["broken", "unproved", "note"], code: str, text: str) -> None:

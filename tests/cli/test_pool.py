@@ -107,6 +107,19 @@ def test_missing_pool_is_refused_and_not_created(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_pool_check_does_not_count_an_episode_without_turns(where: Path) -> None:
+    with Pool(where) as pool:
+        pool.open_episode(id="idle")
+    result = run("pool", "check", where)
+    assert (result.exit_code, "1 empty, 3 exact" in result.output) == (0, True)
+
+
+def test_pool_check_fails_without_any_turn(tmp_path: Path) -> None:
+    with Pool(tmp_path / "idle.db") as pool:
+        pool.open_episode(id="idle")
+    assert run("pool", "check", tmp_path / "idle.db").exit_code == 1
+
+
 def test_pool_check_exits_with_0_only_if_all_is_exact(where: Path, tmp_path: Path) -> None:
     result = run("pool", "check", where)
     assert result.exit_code == 0

@@ -28,15 +28,20 @@ def linear(draw_seed: int, length: int) -> list[TraceTurn]:
 @given(turns=histories(flaws=False))
 def test_recorded_histories_are_exact(turns: list[Turn]) -> None:
     verdict = check("e", trace_of(turns))
-    assert verdict.status == "exact", verdict.findings
+    assert verdict.status == ("exact" if turns else "empty"), verdict.findings
     assert verdict.sampled == sum(len(turn.sampled_ids) for turn in turns)
+
+
+def test_an_episode_without_turns_is_empty() -> None:
+    verdict = check("e", [])
+    assert (verdict.status, [finding.text for finding in verdict.findings]) == ("empty", ["no turn was recorded"])
 
 
 @settings(deadline=None, max_examples=200)
 @given(turns=histories())
 def test_episode_is_exact_exactly_without_flaws(turns: list[Turn]) -> None:
     verdict = check("e", trace_of(turns))
-    assert (verdict.status == "exact") == all(turn.flaw is None for turn in turns)
+    assert (verdict.status in ("exact", "empty")) == all(turn.flaw is None for turn in turns)
     assert verdict.status != "broken"
 
 
