@@ -54,9 +54,9 @@ def gateway_command(
 ) -> None:
     """Serve an engine to agents, and record every token in a pool.
 
-    Prints the URL and key of one open session. Use the control API to open more sessions, to close them and to set
-    their outcomes; its token is in a file next to its socket. The key of an openai endpoint is read from
-    OPENAI_API_KEY.
+    Prints the URL and key of one open session, and the name of the model for clients. Use the control API to open more
+    sessions, to close them and to set their outcomes; its token is in a file next to its socket. The key of an openai
+    endpoint is read from OPENAI_API_KEY.
     """
     if (tls_cert is None) != (tls_key is None):
         raise GatewayError("a certificate and its key go together: give --tls-cert and --tls-key")
@@ -143,6 +143,7 @@ async def _serve(
         for name, value in (
             ("base_url", gateway.base_url(opened)),
             ("api_key", opened.secret),
+            ("model", gateway.model),
             ("control", socket),
             ("token", f"{socket}.token"),
             ("pool", pool_path),

@@ -67,14 +67,15 @@ class ReplayEngine:
     async def complete(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), sampling: Sampling
     ) -> Completion:
-        """The next recorded answer of this conversation."""
+        """The next recorded answer of this conversation. Raises :class:`EngineError` (status 422) if there is none."""
         first = next((str(m.get("content")) for m in messages if m.get("role") == "user"), "")
         index = sum(m.get("role") == "assistant" for m in messages)
         mine = [r.completion for r in self._recorded if r.match in first]
         if index >= len(mine):
             raise EngineError(
                 f"the recording has {len(mine)} answers for this conversation and number {index + 1} was asked for: "
-                "record more, or lower max_steps"
+                "record more, or lower max_steps",
+                status=422,
             )
         return mine[index]
 

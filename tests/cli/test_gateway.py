@@ -14,6 +14,7 @@ import anthropic
 import openai
 import pytest
 
+from clawgym.engines import OpenAIEngine
 from clawgym.pool import Pool
 
 PROGRAM = "from clawgym.cli import main; main()"
@@ -24,7 +25,7 @@ async def start(*argv: str, cwd: Path) -> tuple[asyncio.subprocess.Process, dict
         sys.executable, "-u", "-c", PROGRAM, "gateway", *argv, cwd=cwd, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
-    lines = [(await process.stdout.readline()).decode() for _ in range(5)]
+    lines = [(await process.stdout.readline()).decode() for _ in range(6)]
     return process, {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
@@ -35,6 +36,7 @@ async def test_gateway_with_replay_engine(tmp_path):
     try:
         assert shown["base_url"].startswith("http://127.0.0.1:")
         async with openai.AsyncOpenAI(base_url=shown["base_url"], api_key=shown["api_key"]) as client:
+            assert [model.id async for model in client.models.list()] == [shown["model"]] == ["answers.jsonl"]
             answer = await client.chat.completions.create(
                 model="policy", messages=[{"role": "user", "content": "hello"}]
             )
@@ -58,6 +60,18 @@ async def test_gateway_with_replay_engine(tmp_path):
         turns = pool.turns(shown["base_url"].split("/s/")[1].split("/")[0])
         assert {turn.flaw for turn in turns} == {"text-only"}, "a recording is text: never trained"
         assert len(turns) == 2
+
+
+async def test_recorded_tasks_need_no_line_for_the_check_before_a_run(tmp_path):
+    (tmp_path / "answers.jsonl").write_text('{"match": "coral", "text": "one"}\n')
+    process, shown = await start("--engine", "replay", "--model", "answers.jsonl", cwd=tmp_path)
+    engine = OpenAIEngine(shown["model"], base_url=shown["base_url"], api_key=shown["api_key"])
+    try:
+        await engine.check()
+    finally:
+        await engine.aclose()
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
 
 
 async def test_session_closed_in_the_pool_refuses_calls(tmp_path):
