@@ -375,7 +375,9 @@ class TrainConfig(_Part):
                 "trainer: verl and verl.engine: vllm"
             )
         penalties, advantage = bool(self.reward.malformed or self.reward.length), self.algorithm.advantage
-        if (penalties or self.reward.judge is None) and not _traits_of(advantage).uses_outcome:
+        # The default advantage uses the outcome. Others are imported, and with them torch.
+        asked = advantage != Algorithm.model_fields["advantage"].default and (penalties or self.reward.judge is None)
+        if asked and not _traits_of(advantage).uses_outcome:
             if penalties:
                 raise ValueError(
                     f"reward.malformed, reward.length: advantage {advantage} has no outcome: set them to 0"

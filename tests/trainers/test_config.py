@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,17 @@ def test_invalid_setting_is_named_in_error(tmp_path: Path, text: str, says: str)
 def test_judges_that_give_hints_are_accepted(tmp_path: Path, judge: str) -> None:
     made = load_config(write(tmp_path, f"{{distillation: {{hints: true}}, reward: {{judge: '{judge}'}}}}"))
     assert made.distillation.hints
+
+
+def test_recipes_are_loaded_without_torch() -> None:
+    program = """if True:
+        import sys
+        from clawgym.trainers.config import TrainConfig, load_config, recipes
+        TrainConfig()
+        [load_config(name) for name in recipes()]
+        print("torch" in sys.modules)
+    """
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_documented_bounds_and_defaults(tmp_path: Path) -> None:
