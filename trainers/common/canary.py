@@ -130,7 +130,7 @@ class Canaries:
     async def check(self, first: dict[str, dict[str, float]]) -> tuple[dict[str, float], list[str]]:
         """Figures (``canary/...``), and what somebody should look at, each said once.
 
-        ``before``: policy -> task -> process score of the first look, each in [-1, 1]; filled here, kept by the
+        ``first``: policy -> task -> process score of the first look, each in [-1, 1]; filled here, kept by the
         caller."""
         if not self._tasks:
             return {}, []
