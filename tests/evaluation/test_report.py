@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from clawgym.records import (
 from clawgym.records.run_folder import RunFolder, make_manifest
 from clawgym.reporting.charts import histogram
 
+STORED = Path(__file__).parent.parent / "data/v0.1/evaluations/sloppy"
 WHEN = "2026-01-01T00:00:00+00:00"
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'{{ 7*191 }}<!--<script>\u2028"
 
@@ -196,3 +199,16 @@ def test_histogram_is_as_tall_as_its_fullest_bin() -> None:
         ("failed", "35.5", "45.5", "112.5"), ("solved", "35.5", "8.0", "37.5"), ("solved", "455.5", "139.2", "18.8"),
     ]  # fmt: skip
     assert "0.00 to 0.25: 6 episodes" in svg
+
+
+def test_no_column_is_cut_at_1280_pixels(tmp_path: Path) -> None:
+    if not (browser := shutil.which("chromium")):
+        pytest.skip("no chromium here: make system")
+    page = re.sub('<meta http-equiv="Content-Security-Policy".*>', "", render_report(RunFolder.read(STORED)))
+    cut = "[...document.querySelectorAll('th, .scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+    (tmp_path / "page.html").write_text(f"{page}<script>document.title = {cut}.map(e => e.outerHTML)</script>")
+    argv = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={tmp_path}"]
+    argv += ["--window-size=1280,900", "--dump-dom", str(tmp_path / "page.html")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert "By category" in done.stdout
+    assert "<title></title>" in done.stdout, re.findall("<title>.*?</title>", done.stdout, re.DOTALL)
