@@ -118,6 +118,12 @@ async def test_wrong_model_key_or_url_is_found_with_one_call(tmp_path: Path, fak
     assert list(tmp_path.iterdir()) == [], "nothing is left of what did not start"
 
 
+async def test_missing_openclaw_is_found_before_the_endpoint_is_asked(tmp_path: Path, fake_openai: FakeOpenAI) -> None:
+    words = [*TASK, "--agent", "openclaw", "--model", "m", "--base-url", fake_openai.base_url]
+    code, _, errors = await clawgym(*words, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path), OPENCLAW_ROOTFS="")
+    assert (code, "is not installed" in errors, fake_openai.requests) == (2, True, [])
+
+
 async def test_agent_without_a_model_makes_no_call(tmp_path: Path, fake_openai: FakeOpenAI) -> None:
     env = {"OPENAI_BASE_URL": fake_openai.base_url, "OPENAI_API_KEY": KEY}
     code, _, errors = await clawgym(*TASK, "--agent", "noop", "--out", "run", cwd=tmp_path, **env)
