@@ -5,8 +5,8 @@ MkDocs runs this file (``make site``); nothing of it is kept in the repository.
 
 from __future__ import annotations
 
-import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +20,9 @@ from typer.cli import get_docs_for_click
 from clawgym import registry
 from clawgym.cli import app
 from clawgym.trainers.config import TrainConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+import error_messages
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/clawgym/clawgym"
@@ -118,7 +121,7 @@ def main() -> None:
         "reference/cli.md": commands(),
         "reference/training-settings.md": settings(),
         "reference/names.md": names(),
-        "reference/errors.md": errors(),
+        "reference/errors.md": error_messages.page(),
         **{f"project/{name.lower()}": _from_root(name) for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")},
     }
     for room, modules in ROOMS.items():
@@ -213,42 +216,6 @@ def names() -> str:
         lines += [f"| `{entry.name}` | {_cell(entry.summary)} |" for entry in kind.entries()]
         lines.append("")
     return "\n".join(lines)
-
-
-def errors() -> str:
-    """Every message of the library that is raised with an error class of :mod:`clawgym.errors`, by class."""
-    found: dict[str, set[str]] = {}
-    for path in _sources():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
-                message = _message(node.exc.args[0]) if node.exc.args else ""
-                if ": " in message:
-                    found.setdefault(node.exc.func.id, set()).add(message)
-    lines = ["# Errors", "", "Each message says what is wrong and ends with what to do. Parts in `{}` vary.", ""]
-    for name in sorted(found):
-        if not name.endswith(("Error", "Exceeded", "Refused", "Died", "Unavailable", "NotFound", "Dependency", "Task")):
-            continue
-        lines += [f"## {name}", ""]
-        for message in sorted(found[name]):
-            anchor = _anchor(re.sub(r"\{[^}]*\}|\W+", "-", message))[:60].strip("-")
-            lines += [f'<a id="{name.lower()}-{anchor}"></a>', f"`{message.replace('`', chr(39))}`", "", ""]
-    return "\n".join(lines)
-
-
-def _sources() -> list[Path]:
-    folders = ("clawgym", "tasks", "verifiers", "trainers", "leaderboards")
-    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")) if path.is_file()]
-
-
-def _message(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        return "".join(
-            str(part.value) if isinstance(part, ast.Constant) else "{" + ast.unparse(part).strip("f'\"{}")[:30] + "}"
-            for part in node.values
-        )
-    return ""
 
 
 main()

@@ -60,6 +60,8 @@ def download(name: str, repo: str, filename: str | None, revision: str | None) -
         raise
     except Exception as error:  # the Hub client raises its own errors, those of its HTTP library, and OSError
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise TaskSetNotFound(f"the Hub data set {repo} could not be downloaded ({reason})") from error
+        raise TaskSetNotFound(
+            f"the Hub data set {repo} could not be downloaded ({reason}): check the name and the network, and try again"
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

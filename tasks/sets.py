@@ -224,6 +224,6 @@ def _only(tasks: TaskSet, ids: list[str]) -> TaskSet:
         broken = next((why for where, why in tasks.problems.items() if where == task_id), None)
         if broken:
             raise TaskError(broken)
-        hint = did_you_mean(task_id, by_id) or f" It has {len(tasks)}, from {next(iter(by_id), 'none')!r}"
-        raise TaskSetNotFound(f"{tasks.name} has no task {task_id!r}.{hint}")
+        hint = did_you_mean(task_id, by_id) or f" It has {len(tasks)}, from {next(iter(by_id), 'none')!r}."
+        raise TaskSetNotFound(f"{tasks.name} has no task {task_id!r}.{hint} See `clawgym tasks show {tasks.name}`")
     return dataclasses.replace(tasks, tasks=tuple(by_id[task_id] for task_id in dict.fromkeys(ids)), problems={})

@@ -171,7 +171,7 @@ async def _clear(sandbox: Sandbox, folders: list[str]) -> None:
     argv = [*sandbox.tool("python3"), "-I", "-S", "-B", "-c", _clear_layer(), *folders]
     done = await sandbox.exec(argv, cwd="/", timeout=60)
     if done.exit_code != 0:
-        raise SandboxError(f"the links of the layer could not be searched ({done.text[-200:]})")
+        raise SandboxError(f"the links of the layer could not be searched ({done.text[-200:]}): grade it again")
 
 
 @cache

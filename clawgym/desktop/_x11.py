@@ -151,7 +151,9 @@ class XClient:
             if asked is not None:
                 self._waiting.popleft()
                 if not asked.answer.done():
-                    asked.answer.set_exception(SandboxError(f"the X server refused a request (error {head[1]})"))
+                    asked.answer.set_exception(
+                        SandboxError(f"the X server refused a request (error {head[1]}): begin the episode again")
+                    )
             return
         extra = 4 * struct.unpack_from("<I", head, 4)[0]
         if asked is None or extra > asked.most:

@@ -211,11 +211,11 @@ def read_weights(source: str | Path | Mapping[str, torch.Tensor], model: Any) ->
     for name, tensor in given.items():
         target = mine.get(name, buffers.get(name))
         if target is None:
-            raise EngineError(f"{where}: the model has no weight {name!r}: these weights are for another model")
+            raise EngineError(f"{where}: the model has no weight {name!r}: give the weights of this model")
         if target.shape != tensor.shape:
             raise EngineError(
-                f"{where}: {name} has the shape {tuple(tensor.shape)}, the model's has {tuple(target.shape)}: these "
-                "weights are for another model"
+                f"{where}: {name} has the shape {tuple(tensor.shape)}, the model's has {tuple(target.shape)}: give "
+                "the weights of this model"
             )
         chosen[name] = tensor
         set_by.add(id(target))

@@ -132,7 +132,9 @@ def _fitting(
     except AttributeError:
         layer = None
     if not isinstance(layer, nn.Linear):
-        raise EngineError(f"{where}: the model has no linear layer {name!r}: this adapter is for another model")
+        raise EngineError(
+            f"{where}: the model has no linear layer {name!r}: use the model that this adapter was trained for"
+        )
     if set(parts) != {"A", "B"}:
         raise EngineError(f"{where}: {name} has only lora_{next(iter(parts))}: save the adapter again")
     a, b = parts["A"], parts["B"]
@@ -140,7 +142,7 @@ def _fitting(
     if a.shape != (rank, layer.in_features) or b.shape != (layer.out_features, rank) or not rank:
         raise EngineError(
             f"{where}: {name} has A {tuple(a.shape)} and B {tuple(b.shape)}, but the layer maps {layer.in_features} "
-            f"to {layer.out_features}: this adapter is for another model"
+            f"to {layer.out_features}: use the model that this adapter was trained for"
         )
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     weight = layer.weight

@@ -172,7 +172,9 @@ class VisionEngine:
                 (token,), _ = sample(drawn, [temperature], [top_k], [top_p], [rng.random()])
                 logprob = float((logits[0].float() / (temperature or 1.0)).log_softmax(-1)[token])
                 if math.isnan(logprob):
-                    raise EngineError("the model gives no finite numbers: its weights are damaged", retryable=False)
+                    raise EngineError(
+                        "the model gives no finite numbers: its weights are damaged, set others", retryable=False
+                    )
                 reason = "stop" if token in request.stop_ids else "length" if count == most else None
                 yield Tokens((token,), (logprob,), self.policy_version, reason)
                 if reason is not None:
@@ -187,9 +189,7 @@ class VisionEngine:
         mine = {**dict(self._model.named_buffers()), **dict(self._model.named_parameters(remove_duplicate=False))}
         wrong = [name for name, tensor in weights.items() if name not in mine or mine[name].shape != tensor.shape]
         if wrong:
-            raise EngineError(
-                f"the model has no weight {wrong[0]!r} of this shape: these weights are for another model"
-            )
+            raise EngineError(f"the model has no weight {wrong[0]!r} of this shape: give the weights of this model")
 
         def change() -> None:
             set_weights(self._model, weights)

@@ -79,7 +79,7 @@ class PolicyEngine:
         """See :class:`~clawgym.engines.protocol.TextEngine`."""
         queue = self._queues.get(session)
         if queue is None:
-            raise EngineError("the episode of this session is over")
+            raise EngineError("the episode of this session is over: reset the environment")
         role = await self._role(body, session)
         request = ModelRequest(queue.count, role, body, asyncio.get_running_loop().create_future())
         queue.count += 1

@@ -214,7 +214,8 @@ def close(db: sa.Connection, now: float, id: str, end: EpisodeEnd) -> None:
     if episode["state"] == "closed":
         if any(episode[name] != value for name, value in row.items()) or from_json(episode["closing"]) != closing:
             raise PoolError(
-                f"episode {id}: closed already as {episode['outcome']}, {episode['reward']}: an end is final"
+                f"episode {id}: closed already as {episode['outcome']}, {episode['reward']}: an end is final, "
+                "open another episode"
             )
         return
     ended = {**row, **_summary(db, episode["seq"]), "state": "closed", "closed_at": now}

@@ -112,7 +112,7 @@ def renew(db: sa.Connection, now: float, consumer: str, step: int, lease_seconds
     """Extend a lease. Returns its new end."""
     row = _held(db, consumer, step)
     if row["state"] == "acked":
-        raise PoolError(f"step {step} of {consumer}: acked already: there is nothing to renew")
+        raise PoolError(f"step {step} of {consumer}: acked already: fetch the next step")
     _lease(db, row, now + lease_seconds)
     return now + lease_seconds
 
@@ -122,7 +122,7 @@ def release(db: sa.Connection, consumer: str, step: int) -> None:
     row = _batch(db, consumer, step)
     assert row is not None
     if row["state"] == "acked":
-        raise PoolError(f"step {step} of {consumer}: acked already: what was consumed does not come back")
+        raise PoolError(f"step {step} of {consumer}: acked already: fetch the next step")
     _give_back(db, row)
 
 

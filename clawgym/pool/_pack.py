@@ -108,7 +108,7 @@ def _plain(data: bytes) -> bytes:
     plain = unpacker.decompress(data, LARGEST_DOCUMENT)
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise PoolError(
-            f"a document of over {LARGEST_DOCUMENT >> 20} MiB, or a cut one: this pool was not written by this library"
+            f"a document of over {LARGEST_DOCUMENT >> 20} MiB, or a cut one: give a pool that this library wrote"
         )
     return plain
 

@@ -159,7 +159,9 @@ async def _attack_task(task: Task, exploits: Sequence[Exploit], backend: Backend
             if (harness, twin) not in twins:
                 twins[harness, twin] = await _score(task, twin, backend, harness)
                 if twins[harness, twin]["score"] is None:
-                    raise InfraError(f"task {task.id}: harmless work got no score ({twins[harness, twin]['cause']})")
+                    raise InfraError(
+                        f"task {task.id}: harmless work got no score ({twins[harness, twin]['cause']}): try again"
+                    )
             got = await _score(task, script, backend, harness)
             found[exploit.name][harness] = {"got": got, "twin": twins[harness, twin]}
     return found

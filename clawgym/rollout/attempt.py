@@ -113,7 +113,7 @@ class Attempt:
     ) -> None:
         task = request.task
         if task.unsupported:
-            raise UnsupportedTask(f"task {task.id} cannot run here: {task.unsupported}")
+            raise UnsupportedTask(f"task {task.id} cannot run here ({task.unsupported}): choose another task")
         for layer in task.layers.values():
             if not layer.folder.is_dir():
                 raise UnsupportedTask(

@@ -43,7 +43,7 @@ def blamed(what: str) -> Iterator[None]:
     try:
         yield
     except TooMuch as error:
-        raise TreeTooLarge(f"{what}: {error}: too much to take from the sandbox", bound=error.bound) from None
+        raise TreeTooLarge(f"{what}: {error}: take a smaller part", bound=error.bound) from None
     except OSError as error:
         _check_host(what, error)
         raise SandboxError(f"{what}: cannot be copied ({error.strerror}): take something else") from error
@@ -117,7 +117,7 @@ def take_file(root: int, path: str, max_bytes: int) -> bytes:
         ) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise SandboxError(f"{path}: not a regular file: only regular files leave a sandbox")
+            raise SandboxError(f"{path}: not a regular file: give a regular file")
         data = _read_capped(fd, max_bytes)
     finally:
         os.close(fd)
@@ -189,7 +189,8 @@ def take_tree(root: int, path: str, max_bytes: int, max_files: int, mounts: froz
     except OSError as error:
         _check_host(path, error)
         raise SandboxError(
-            f"{path}: not a folder that can be taken from the sandbox ({error.strerror}): links are not followed"
+            f"{path}: not a folder that can be taken from the sandbox ({error.strerror}): give a folder "
+            "without links in its path"
         ) from error
     buffer = io.BytesIO()
     try:

@@ -91,7 +91,7 @@ def pristine_tool(name: str) -> list[str]:
     loaders = sorted(glob.glob("/usr/lib/*-linux-*/ld-linux-*.so.*") + glob.glob("/usr/lib*/ld-linux-*.so.*"))
     if not loaders:
         raise SandboxUnavailable(
-            "no dynamic loader below /usr/lib: fork grading needs the glibc of a common distribution"
+            "no dynamic loader below /usr/lib: use the verifier mode 'clean', or a host with glibc"
         )
     folders = sorted({os.path.dirname(path) for path in loaders})
     libraries = ":".join(PRISTINE + folder for folder in folders)
@@ -259,21 +259,26 @@ class GuestLink:
             else:
                 cause, text = str(body.get("cause")), str(body.get("error"))[:200]
                 if cause == "pids":
-                    error: Exception = SandboxDied(f"the sandbox cannot start a process ({text})", cause="pids")
+                    error: Exception = SandboxDied(
+                        f"the sandbox cannot start a process ({text}): create another one, or raise limits.pids",
+                        cause="pids",
+                    )
                 elif cause == "files":
                     error = SandboxError(f"files could not be put into the sandbox ({text}): check limits.disk_mb")
                 else:
-                    error = SandboxError(f"the sandbox refused the command ({text})")
+                    error = SandboxError(f"the sandbox refused the command ({text}): correct it")
                 request.done.set_exception(error)
         else:
             raise ValueError("unknown frame")
 
     async def _die(self, cause: str | None) -> None:
         if self.death is None and not self.closed:
-            self.death = SandboxDied("the sandbox is gone", cause=cause or "died")
+            self.death = SandboxDied("the sandbox is gone: create another one", cause=cause or "died")
             if cause is None:
                 try:
-                    self.death = SandboxDied("the sandbox is gone", cause=await self._cause_of_death())
+                    self.death = SandboxDied(
+                        "the sandbox is gone: create another one", cause=await self._cause_of_death()
+                    )
                 except InfraError:
                     pass
             self._stream.close()

@@ -162,7 +162,7 @@ def read_verifier(
     by_path = {file.path: file for file in files}
     entry = protocol_of(VerifierSpec(protocol or "reward_sh")).entry
     if RewardScript.entry not in by_path:
-        raise TaskError(f"{where}/reward.sh: is missing: every verifier needs this entry script")
+        raise TaskError(f"{where}/reward.sh: is missing: add it, every verifier needs this entry script")
     if entry not in by_path:
         raise TaskError(f"{where}/{entry}: is missing, but clawgym.protocol is {protocol!r}: restore it")
     if entry != RewardScript.entry:
@@ -191,7 +191,7 @@ def check_solution(files: tuple[TaskFile, ...], where: str, *, tools: bool = Fal
         name, check = ("solve.json", read_calls) if tools else ("solve.sh", check_script)
         entry = next((file for file in files if file.path == name), None)
         if entry is None:
-            raise TaskError(f"{where}/{name}: is missing: every solution needs this entry")
+            raise TaskError(f"{where}/{name}: is missing: add it, every solution needs this entry")
         check(entry.read(), f"{where}/{name}")
     return files
 

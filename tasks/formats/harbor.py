@@ -229,7 +229,7 @@ def _verifier(files: tuple[TaskFile, ...], config: HarborConfig, extras: Extras 
     if entry is not None:
         check_script(entry.read(), f"{where}/test.sh")
     elif not config.unsupported():
-        raise TaskError(f"{where}/test.sh: is missing: every verifier needs this entry script")
+        raise TaskError(f"{where}/test.sh: is missing: add it, every verifier needs this entry script")
     if extras and extras.protocol == "reward_sh":
         spec = read_verifier(tuple(file for file in files if file is not entry), where)
     else:

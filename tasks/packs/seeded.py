@@ -139,7 +139,9 @@ class SeededPack(Generic[D]):
         for seed in chosen:
             if split_of(seed) != split:
                 parity = "even" if split == "train" else "odd"
-                raise TaskError(f"{self.name}: seed {seed} is not in the split {split!r}: its seeds are {parity}")
+                raise TaskError(
+                    f"{self.name}: seed {seed} is not in the split {split!r}: choose seeds that are {parity}"
+                )
         tasks = tuple(self.make(name, seed) for name in self.generators for seed in chosen)
         return TaskSet(name=f"{self.name}:{split}", tasks=tasks, version=self.version)
 

@@ -133,7 +133,7 @@ async def test_weights_that_do_not_fit_change_nothing(
         ({**state, "extra": torch.zeros(1)}, "no weight 'extra'"),
         ({**state, name: torch.zeros(3, 3)}, r"q_proj.weight has the shape \(3, 3\)"),
         ({k: v for k, v in state.items() if k != name}, "1 weights are missing"),
-        (other, "for another model"),
+        (other, "the weights of this model"),
         (tmp_path / "empty", "no safetensors"),
         (tmp_path / "broken", "model.safetensors: cannot be read"),
     ):
@@ -259,7 +259,7 @@ async def test_adapters_that_would_not_be_exact_are_refused(
         ({**peft_state, "x.lora_magnitude_vector": torch.zeros(1)}, config, "no LoRA weight of a linear layer"),
         ({k: v for k, v in peft_state.items() if k != some}, config, "has only lora_B"),
         ({k.replace("layers.1", "layers.9"): v for k, v in peft_state.items()}, config, "no linear layer"),
-        (made_lora(wider, tmp_path / "l", 1)[0], None, "for another model"),
+        (made_lora(wider, tmp_path / "l", 1)[0], None, "this adapter was trained for"),
         (made_lora(folders[0], tmp_path / "d", 1, use_dora=True)[0], None, "use_dora=True"),
     ):
         with pytest.raises(EngineError, match=message):

@@ -130,7 +130,7 @@ async def test_a_reply_is_sampled_by_one_version(engine: Any, folder: Path) -> N
     assert {tokens.policy_version for tokens in after} == {7} == {engine.identity()["policy_version"]}
     assert after[0].logprobs != before[0].logprobs
     for wrong in ({"nothing": torch.zeros(1)}, {next(iter(weights)): torch.zeros(1)}):
-        with pytest.raises(EngineError, match="for another model"):
+        with pytest.raises(EngineError, match="the weights of this model"):
             await engine.update_weights(wrong, 8)
     assert await said(engine) == after
 

@@ -208,7 +208,7 @@ class DockerSandbox(GuestLink):
         archive = await self._fetch(path, posixpath.dirname(path.rstrip("/")), max_bytes, 1)
         content = await offloaded(_only_file, archive.tar)
         if content is None:
-            raise SandboxError(f"{path}: not a regular file: only regular files leave a sandbox")
+            raise SandboxError(f"{path}: not a regular file: give a regular file")
         return content
 
     async def get_archive(self, path: str, *, max_bytes: int = 256 * _MiB, max_files: int = 20_000) -> Archive:
@@ -240,12 +240,14 @@ class DockerSandbox(GuestLink):
         argv = inside(what, str(entries), str(size), *paths)
         code, data, why = await self._backend.call(call, self.container, argv, self._user, b"", cap, seconds)
         if code == 3:
-            raise SandboxError(f"{paths[0]}: not there, or behind a link: links are not followed")
+            raise SandboxError(f"{paths[0]}: not there, or behind a link: give the path of the file itself")
         if code == 5:
             bound, _, text = why.partition(" ")
-            raise TreeTooLarge(f"{paths[0]}: {text}: too much to take from the sandbox", bound=bound)
+            raise TreeTooLarge(f"{paths[0]}: {text}: take a smaller part", bound=bound)
         if code:
-            raise SandboxDied(f"files could not be taken from the sandbox ({why or code})", cause="unresponsive")
+            raise SandboxDied(
+                f"files could not be taken from the sandbox ({why or code}): create another one", cause="unresponsive"
+            )
         return data
 
     async def _listen(self, port: int) -> socket.socket:
@@ -255,7 +257,7 @@ class DockerSandbox(GuestLink):
         try:
             sock = self._in_network(fresh)
         except OSError:
-            raise SandboxDied("the sandbox is gone") from None
+            raise SandboxDied("the sandbox is gone: create another one") from None
         await connect(sock, port)
         return sock
 
@@ -265,7 +267,7 @@ class DockerSandbox(GuestLink):
         network = os.open(f"/proc/{self._first}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             if self._nonce not in Path(f"/proc/{self._first}/cmdline").read_bytes():
-                raise SandboxDied("the sandbox is gone")  # its pid has been reused
+                raise SandboxDied("the sandbox is gone: create another one")  # its pid has been reused
             return in_network(network, make)
         except PermissionError:
             raise SandboxError(_NO_ENTRY) from None
@@ -404,7 +406,7 @@ def _select(saved: Path, name: str, max_bytes: int) -> bytes:
             for member in source:
                 if member.name == name or member.name.startswith(name + "/"):
                     if member.size > max_bytes:
-                        raise TreeTooLarge(f"larger than {max_bytes} bytes: too much to take from the sandbox")
+                        raise TreeTooLarge(f"larger than {max_bytes} bytes: take a smaller part")
                     out.addfile(member, source.extractfile(member) if member.isreg() else None)
     except extract.DAMAGED as error:
         raise SandboxError(f"{name}: the sandbox's tar is damaged ({error}): take the tree again") from error
@@ -420,5 +422,7 @@ def _filtered(data: bytes, path: str, strip: str, folder: bool, max_bytes: int, 
         except extract.DAMAGED as error:
             raise SandboxError(f"{path}: the sandbox's tar is damaged ({error}): take the tree again") from error
         if top is None or not top.isdir():
-            raise SandboxError(f"{path}: not a folder that can be taken from the sandbox: links are not followed")
+            raise SandboxError(
+                f"{path}: not a folder that can be taken from the sandbox: give a folder without links in its path"
+            )
     return extract.filter_tar(data, strip, max_bytes, max_files)

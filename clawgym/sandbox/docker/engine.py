@@ -303,7 +303,7 @@ class DockerEngine:
                 stream.close()
             self.remove(container)
             if isinstance(error, self.errors.NotFound):
-                raise SandboxDied("the sandbox ended while it started", cause="died") from error
+                raise SandboxDied("the sandbox ended while it started: create another one", cause="died") from error
             if isinstance(error, self.errors.APIError):
                 raise _refused(error) from error
             raise
@@ -340,7 +340,7 @@ class DockerEngine:
         try:
             ticket = self.api.exec_create(container, argv, stdin=bool(stdin), user=user)["Id"]
         except self.errors.APIError as error:
-            raise SandboxDied(f"the sandbox is gone ({error.explanation})", cause="died") from error
+            raise SandboxDied(f"the sandbox is gone ({error.explanation}): create another one", cause="died") from error
         sock = self.hijack(f"/exec/{ticket}/start", {"Detach": False, "Tty": False})
         deadline = time.monotonic() + seconds
         streams = Frames()
@@ -356,7 +356,7 @@ class DockerEngine:
                     total += len(chunk)
                     taken.append(chunk)
                 if total > max_bytes:
-                    raise TreeTooLarge(f"larger than {max_bytes} bytes: too much to take from the sandbox")
+                    raise TreeTooLarge(f"larger than {max_bytes} bytes: take a smaller part")
                 if time.monotonic() > deadline:
                     raise TimeoutError
         except TimeoutError:

@@ -103,7 +103,10 @@ class RayBackend(Probed):
             if self._isolation is not None:
                 worse = [name for name, has in self._isolation.features.items() if has > node.isolation.features[name]]
                 if worse:  # the run manifest promises more
-                    raise SandboxUnavailable(f"node {node.name} isolates less than the others: {', '.join(worse)}")
+                    raise SandboxUnavailable(
+                        f"node {node.name} isolates less than the others ({', '.join(worse)}): run "
+                        "`clawgym doctor` there"
+                    )
             self._nodes[node.id] = node
         except SandboxUnavailable as error:
             self._unfit[node.id] = str(error)

@@ -253,7 +253,7 @@ def test_errors_say_what_to_do() -> None:
         pack.make("csv-jion", 1)
     with pytest.raises(TaskSetNotFound, match="Choose one of write-word"):
         pack.make("?", 1)
-    with pytest.raises(TaskError, match="its seeds are odd"):
+    with pytest.raises(TaskError, match="seeds that are odd"):
         pack.load("heldout", [1, 2])
     with pytest.raises(TaskSetNotFound, match="choose 'train' or 'heldout'"):
         pack.load("test")  # type: ignore[arg-type]

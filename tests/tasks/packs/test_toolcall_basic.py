@@ -215,7 +215,7 @@ def test_load() -> None:
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(TaskSetNotFound, match="Did you mean 'bank-settle'"):
         pack.make("bank-setle", 1)
-    with pytest.raises(TaskError, match="its seeds are odd"):
+    with pytest.raises(TaskError, match="seeds that are odd"):
         pack.load("heldout", [1, 2])
     with pytest.raises(TaskSetNotFound, match="choose 'train' or 'heldout'"):
         pack.load("test")  # type: ignore[arg-type]
