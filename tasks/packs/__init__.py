@@ -37,18 +37,23 @@ class Pack(Protocol):
 
     @property
     def version(self) -> str:
-        """The version; it must change when a task changes."""
+        """The version of the pack. It must change when a task changes."""
         ...
 
     def load(self, split: Split = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
-        """The tasks of a split. ``seeds`` replaces the pack's default seeds."""
+        """Return the tasks of a split. ``seeds`` replaces the pack's default seeds.
+
+        Raises :class:`TaskSetNotFound` for an unknown split, and :class:`TaskError` for seeds that are not in it.
+        """
         ...
 
 
 @lru_cache(maxsize=32)
 def pack(name: str) -> Pack:
-    """The pack called ``name``, or the one at ``package.module:thing``. Raises :class:`TaskSetNotFound` if there is
-    none."""
+    """Return the pack called ``name``, or the one at ``package.module:thing``.
+
+    Raises :class:`TaskSetNotFound` if there is none, or if the thing is not a pack.
+    """
     found = packs.get(name)
     if isinstance(found, ModuleType):
         from clawgym.tasks.python import tasks_of

@@ -20,10 +20,12 @@ __all__ = ["FIRST", "WORDS", "Generator", "SeededPack", "Split", "csv_text", "dr
 
 
 class Instructed(Protocol):
-    """A draft of a task; each pack has its own class."""
+    """A draft of a task. Each pack has its own class."""
 
     @property
-    def instruction(self) -> str: ...
+    def instruction(self) -> str:
+        """The instruction of the task."""
+        ...
 
 
 D = TypeVar("D", bound=Instructed)
@@ -53,19 +55,23 @@ _SEEDS: dict[Split, Sequence[int]] = {"train": range(0, 16, 2), "heldout": (1, 3
 
 @dataclass(frozen=True)
 class Generator(Generic[D]):
-    """A named function that makes one instance for each seed."""
+    """A named function that drafts one task for each seed."""
 
     name: str
     family: str
+    """The kind of work, which several generators share; the category of the tasks."""
     level: int
+    """Difficulty, from 1 (easiest)."""
     draft: Callable[[random.Random], D]
     summary: str
+    """First line of the docstring of :attr:`draft`."""
 
     def task_id(self, seed: int) -> str:
+        """Return the id of the task for ``seed``, such as ``write-word-h0001``; ``t`` or ``h`` is the split."""
         return f"{self.name}-{split_of(seed)[0]}{seed:04d}"
 
     def metadata(self, seed: int) -> dict[str, Any]:
-        """The metadata of the task for ``seed``."""
+        """Return the metadata of the task for ``seed``."""
         return {
             "category": self.family,
             "family": self.family,
@@ -88,15 +94,16 @@ def generator(
 
 
 def split_of(seed: int) -> Split:
-    """The split of a seed: even seeds are the training split, odd seeds the held-out split."""
+    """Return the split of a seed: ``train`` for an even seed, ``heldout`` for an odd one."""
     return "heldout" if seed % 2 else "train"
 
 
 def draft_of(made_by: Generator[D], seed: int, *apart: Callable[[D], str]) -> D:
     """Draw drafts until the instruction, and each text of ``apart``, has a hash of the same parity as the seed.
 
-    So these texts never occur in both splits. Raises :class:`TaskError` for a negative seed, and if 1,000 draws
-    fail."""
+    So none of these texts occurs in both splits. Raises :class:`TaskError` for a negative seed, and if 1,000 draws
+    fail.
+    """
     if seed < 0:
         raise TaskError(
             f"{made_by.name}: seed {seed} is negative: give 0, 2, 4, ... (training) or 1, 3, 5, ... (held-out split)"
@@ -112,26 +119,30 @@ def draft_of(made_by: Generator[D], seed: int, *apart: Callable[[D], str]) -> D:
 
 @dataclass(frozen=True)
 class SeededPack(Generic[D]):
-    """A task set that is made from seeds."""
+    """A pack whose tasks are made from integer seeds (:class:`~clawgym.tasks.packs.Pack`)."""
 
     name: str
     version: str
     generators: Mapping[str, Generator[D]]
     """Generators by name, in the order of :meth:`load`."""
     build: Callable[[Generator[D], int], Task]
+    """Makes the task of a generator for a seed."""
 
     def make(self, generator: str, seed: int) -> Task:
-        """The instance of a generator for a seed, the same on every machine. Raises :class:`TaskSetNotFound` for an
-        unknown generator."""
+        """Return the task of a generator for a seed, the same on every machine.
+
+        Raises :class:`TaskSetNotFound` for an unknown generator, and :class:`TaskError` for a negative seed.
+        """
         if generator not in self.generators:
             hint = did_you_mean(generator, self.generators) or f" Choose one of {', '.join(self.generators)}"
             raise TaskSetNotFound(f"{self.name} has no generator {generator!r}.{hint}")
         return self.build(self.generators[generator], seed)
 
     def load(self, split: Split = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
-        """One task per generator and seed. The default is two seeds for ``heldout`` and eight for ``train``.
+        """Return one task per generator and seed. The default is two seeds for ``heldout`` and eight for ``train``.
 
-        ``seeds`` must be in the split: even for ``train``, odd for ``heldout``.
+        Raises :class:`TaskSetNotFound` for an unknown split, and :class:`TaskError` for a seed that is not in it: even
+        seeds are in ``train``, odd ones in ``heldout``.
         """
         if split not in _SEEDS:
             raise TaskSetNotFound(f"{self.name} has no split {split!r}: choose 'train' or 'heldout'")
@@ -147,7 +158,7 @@ class SeededPack(Generic[D]):
 
 
 def csv_text(rows: list[list[Any]], delimiter: str = ",", end: str = "\n") -> str:
-    """Rows as CSV text, quoted only where needed."""
+    """Return ``rows`` as CSV text. Cells are quoted only where needed, and each row ends with ``end``."""
 
     def cell(value: Any) -> str:
         text = "" if value is None else str(value)

@@ -1,8 +1,8 @@
 """Build a :class:`~clawgym.records.Task` with a desktop from the :class:`GuiDraft` of a generator.
 
-Invariants: neither an instruction nor a reference chain of actions is ever on both sides; the state that is expected is
-what a generator makes of the start state, and no browser or server; nothing is paid to an agent whose own last word is
-not the right one, ``done`` or ``fail``.
+Invariants: no instruction and no reference chain of actions is in both splits. The expected state is made by the
+generator from the start state, without a browser or server. An agent that ends with the wrong one of ``done`` and
+``fail`` gets no reward.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def last_word():
                 word = "done"
     return word
 """
-"""What every verifier here begins with."""
+"""Code at the start of each verifier of this pack: finds whether the agent ended with ``done`` or ``fail``."""
 
 _LIMITS = Limits(memory_mb=1024, pids=512, disk_mb=512, max_steps=30)
 
@@ -85,56 +85,65 @@ def _():
 
 
 class Drafted(Protocol):
-    """What a generator makes of its random numbers: work at a page (:class:`GuiDraft`) or in a program."""
+    """The draft of a task with a desktop: at a web page (:class:`GuiDraft`), or in a native program
+    (:class:`~clawgym.tasks.packs.gui_basic._native.Chore`)."""
 
     @property
-    def instruction(self) -> str: ...
+    def instruction(self) -> str:
+        """The instruction of the task."""
+        ...
 
     @property
     def calls(self) -> Sequence[Action]:
-        """The reference: what a careful person would do, without the last word."""
+        """The reference solution: the actions of a careful person, without the final ``done`` or ``fail``."""
         ...
 
     @property
     def wrong(self) -> Mapping[str, Sequence[Action]]:
-        """One or more plausible mistakes: what went wrong -> actions, after which the agent says ``done``."""
+        """Wrong solutions, at least one: name of the mistake -> actions. The agent then ends with ``done``."""
         ...
 
     @property
     def why(self) -> str:
-        """What the reference says at the end."""
+        """The text of the final ``done`` or ``fail`` of the reference solution; may be empty."""
         ...
 
     @property
-    def possible(self) -> bool: ...
+    def possible(self) -> bool:
+        """Whether the task can be done. If not, the right end is ``fail``."""
+        ...
 
     def task(self, name: str) -> dict[str, Any]:
-        """What of the task is not alike for all kinds of work; ``name`` is the generator's."""
+        """Return the fields of the task that depend on the kind of draft. ``name`` is the name of the generator."""
         ...
 
 
 @dataclass(frozen=True)
 class GuiDraft:
-    """Work at a page. See :class:`Drafted`."""
+    """The draft of a task at a web page. See :class:`Drafted`."""
 
     instruction: str
     app: str
+    """Name of the site, such as ``forms`` (:mod:`clawgym.tasks.worlds.sites`)."""
     start: Mapping[str, Any]
-    """What the app reads besides its tables."""
+    """What the site reads besides its tables."""
     tables: Tables
+    """Table -> rows at the start."""
     calls: Sequence[Action]
     wrong: Mapping[str, Sequence[Action]]
     end: Tables | None
-    """The tables that the task changes, as they should be; None if the task cannot be done."""
+    """The tables that the task changes, with their rows at the end; None if the task cannot be done."""
     why: str = ""
     page: str = "/"
+    """Path of the page that is open at the start."""
 
     @property
     def possible(self) -> bool:
+        """See :class:`Drafted`."""
         return self.end is not None
 
     def task(self, name: str) -> dict[str, Any]:
-        """The site, and a verifier of its file."""
+        """Return the site, the limits, and a verifier that reads the database file of the site."""
         end = {**self.tables, **(self.end or {})}
         data = {
             "file": sites.SITE_FILE,
@@ -154,7 +163,7 @@ class GuiDraft:
 
 
 def build(made_by: Generator[Any], seed: int) -> Task:
-    """The instance of ``made_by``, whose drafts are :class:`Drafted`, for ``seed``."""
+    """Return the task of ``made_by``, whose drafts are :class:`Drafted`, for ``seed``. Raises as :func:`draft_of`."""
     draft: Drafted = draft_of(made_by, seed, chain_of)
     right, other = ("done", "fail") if draft.possible else ("fail", "done")
     wrong = {what: [*calls, _last("done")] for what, calls in draft.wrong.items()}
@@ -176,7 +185,7 @@ def build(made_by: Generator[Any], seed: int) -> Task:
 
 
 def chain_of(draft: Drafted) -> str:
-    """The reference actions and the last word, as one text."""
+    """Return the reference actions and the final text as JSON."""
     return json.dumps([draft.calls, draft.why], sort_keys=True)
 
 
@@ -189,37 +198,39 @@ def _last(word: str, text: str = "") -> Action:
     return {"action": word, "text": text} if text else {"action": word}
 
 
-# -- what a hand does; elements are named by selectors, and their middle is meant
+# -- actions; an element is named by a CSS selector, and its middle is meant
 
 
 def click(*selectors: str) -> list[Action]:
-    """Click on one after another."""
+    """Click on the elements, one after another."""
     return [{"action": "left_click", "coordinate": selector} for selector in selectors]
 
 
 def keys(*names: str) -> list[Action]:
-    """Press one key after another."""
+    """Press the keys, one after another."""
     return [{"action": "key", "keys": [name]} for name in names]
 
 
 def fill(selector: str, text: str) -> list[Action]:
-    """Write into a field that is empty."""
+    """Type ``text`` into an empty field."""
     return [*click(selector), {"action": "type", "text": text}]
 
 
 def refill(selector: str, text: str) -> list[Action]:
-    """Write over what a field holds. No triple click: a browser counts a click just before it, at the same place but
-    on another page, as one of the three."""
+    """Replace the text of a field by ``text``.
+
+    Selects with ctrl+a. A triple click would count a click just before it at the same place of another page.
+    """
     return [*click(selector), {"action": "key", "keys": ["ctrl", "a"]}, {"action": "type", "text": text}]
 
 
 def choose(selector: str, option: str) -> list[Action]:
-    """Choose from a list by the first word of an option, which no other option of it begins with."""
+    """Choose ``option`` of a list by typing its first word, with which no other option may begin."""
     return [*click(selector), {"action": "type", "text": option.split()[0]}, *keys("enter")]
 
 
 def drag(selector: str, to: str) -> list[Action]:
-    """Take a thing to another place."""
+    """Drag one element onto another."""
     return [{"action": "left_click_drag", "start_coordinate": selector, "coordinate": to}]
 
 
@@ -227,11 +238,11 @@ def drag(selector: str, to: str) -> list[Action]:
 
 
 def day(offset: int) -> str:
-    """The day ``offset`` days after today."""
+    """Return the ISO date ``offset`` days after :data:`TODAY`."""
     return (date.fromisoformat(TODAY) + timedelta(days=offset)).isoformat()
 
 
 def written(iso: str) -> str:
-    """``2031-03-05`` as people write it: ``5 March 2031``."""
+    """Format an ISO date for a text: ``2031-03-05`` is ``5 March 2031``."""
     when = date.fromisoformat(iso)
     return f"{when.day} {_MONTHS[when.month - 1]} {when.year}"

@@ -1,7 +1,7 @@
-"""Work in a native program on files of the workspace: a :class:`Chore` goes in, a verifier of the files comes out.
+"""Drafts of tasks in a native program, and the verifier of the files in the workspace.
 
-Invariants: every file and folder of the workspace counts, by its path and its text but for line ends at the end of a
-file, which editors treat as they like; what programs write elsewhere (settings, a trash can) does not.
+Invariants: the verifier compares path and text of every file and folder of the workspace. It ignores line ends at the
+end of a file, since editors differ there, and what programs write elsewhere, such as settings and a trash can.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._build import LAST_WORD, Action, keys
 __all__ = ["HERE", "Chore", "Names", "Tree", "click_at", "press", "without", "write"]
 
 HERE = "/root/Documents"
-"""The workspace, as the programs show it. Their own files are beside it."""
+"""The workspace. The programs keep their own files outside of it."""
 
 _LIMITS = Limits(memory_mb=1024, pids=256, disk_mb=256, max_steps=50)
 
@@ -60,29 +60,31 @@ def _():
 """
 
 Tree = Mapping[str, str]
-"""Path below the workspace -> text. Folders are those of the files, and paths that end with ``/``, without a text."""
+"""Path below the workspace -> text. A path that ends with ``/`` is a folder without files; its text is empty."""
 
 
 @dataclass(frozen=True)
 class Chore:
-    """See :class:`~clawgym.tasks.packs.gui_basic._build.Drafted`."""
+    """The draft of a task in a native program. See :class:`~clawgym.tasks.packs.gui_basic._build.Drafted`."""
 
     instruction: str
     program: tuple[str, ...]
+    """Command line of the program that is open at the start."""
     files: Tree
-    """At the start; no folder is empty."""
+    """The files at the start. No folder is empty."""
     calls: Sequence[Action]
     wrong: Mapping[str, Sequence[Action]]
     end: Tree | None
-    """All files and folders as they should be; None if the task cannot be done."""
+    """All files and folders at the end; None if the task cannot be done."""
     why: str = ""
 
     @property
     def possible(self) -> bool:
+        """See :class:`~clawgym.tasks.packs.gui_basic._build.Drafted`."""
         return self.end is not None
 
     def task(self, name: str) -> dict[str, Any]:
-        """The files, the program, and a verifier of the files."""
+        """Return the files, the program, the limits, and a verifier of the files."""
         data = {"start": _whole(self.files), "end": _whole(self.files if self.end is None else self.end)}
         verifier = checker(name, data, LAST_WORD + _TREE + (_DONE if self.possible else _FAIL))
         return {
@@ -95,7 +97,7 @@ class Chore:
 
 
 def _whole(tree: Tree) -> dict[str, str]:
-    """As the verifier sees it."""
+    """All files and folders of ``tree``, as the verifier reads them."""
     found: dict[str, str] = {}
     for path, text in tree.items():
         parts = path.split("/")[:-1]
@@ -106,47 +108,49 @@ def _whole(tree: Tree) -> dict[str, str]:
 
 
 def without(tree: Tree, *paths: str) -> dict[str, str]:
-    """``tree`` without some files, whose folders stay."""
+    """Return ``tree`` without the files ``paths``. Their folders stay."""
     left = {path: text for path, text in tree.items() if path not in paths}
     return {**left, **{path.rpartition("/")[0] + "/": "" for path in paths if "/" in path}}
 
 
 class Names:
-    """Names of files and of folders, and lines of text: none comes twice."""
+    """Draws names of files and folders, none of them twice, and texts for the files."""
 
     def __init__(self, rng: random.Random) -> None:
         self._words = iter(rng.sample(WORDS, len(WORDS)))
         self.rng = rng
 
     def word(self) -> str:
+        """Return a word that was not drawn before. Raises :class:`StopIteration` once all are used."""
         return next(self._words)
 
     def file(self, ending: str = "") -> str:
-        """Such as ``maple-list-27.txt``."""
+        """Return a file name that was not drawn before, such as ``maple-list-27.txt``."""
         kind = self.rng.choice(("draft", "list", "notes", "plan", "report"))
         return (
             f"{self.word()}-{kind}-{self.rng.randint(10, 99)}.{ending or self.rng.choice(('txt', 'md', 'csv', 'log'))}"
         )
 
     def text(self, lines: int = 4) -> str:
-        """Such as ``maple: 120``, line by line."""
+        """Return a text of some lines, each like ``maple: 120``."""
         return "".join(f"{self.rng.choice(WORDS)}: {self.rng.randint(10, 999)}\n" for _ in range(lines))
 
 
-# -- what a hand does at a keyboard
+# -- actions
 
 
 def write(text: str) -> list[Action]:
+    """Type ``text``."""
     return [{"action": "type", "text": text}]
 
 
 def click_at(x: int, y: int) -> list[Action]:
-    """For what has no key: at a pixel of the screen that tasks have."""
+    """Click at a pixel of the screen, for what has no key."""
     return [{"action": "left_click", "coordinate": [x, y]}]
 
 
 def press(*combinations: str) -> list[Action]:
-    """``press("ctrl+s", "enter")``: one after another."""
+    """Press key combinations, one after another: ``press("ctrl+s", "enter")``."""
     return [action for keys_ in combinations for action in _together(keys_.split("+"))]
 
 

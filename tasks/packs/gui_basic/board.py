@@ -85,7 +85,7 @@ def board_last(rng: random.Random) -> GuiDraft:
 
 @generator("board-last-gone", level=1)
 def board_last_gone(rng: random.Random) -> GuiDraft:
-    """Put a card that does not exist at the end of a column: it cannot be done."""
+    """Put a card that does not exist at the end of a column; infeasible."""
     return _last(rng, there=False)
 
 
@@ -117,7 +117,7 @@ def _last(rng: random.Random, there: bool) -> GuiDraft:
 
 @generator("board-above", level=2)
 def board_above(rng: random.Random) -> GuiDraft:
-    """Put two cards right above others."""
+    """Put two cards directly above others."""
     cards = _Cards(rng)
     names = rng.sample(sorted(_COLUMNS), 4)
     one, two = (rng.choice(cards.stack(name)) for name in names[:2])
@@ -165,7 +165,7 @@ def board_collect(rng: random.Random) -> GuiDraft:
 
 @generator("board-sort", level=3)
 def board_sort(rng: random.Random) -> GuiDraft:
-    """Sort a column by day, and put what is due first into another column."""
+    """Move the card of a column that is due first into another column, and sort the rest by due date."""
     while True:
         cards = _Cards(rng, (5, 5, 2, 2))
         source = rng.choice(["ideas", "next"])

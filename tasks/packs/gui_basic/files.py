@@ -80,7 +80,7 @@ def files_rename(rng: random.Random) -> Chore:
 
 @generator("files-rename-gone", level=1)
 def files_rename_gone(rng: random.Random) -> Chore:
-    """Rename a file that is not there: it cannot be done."""
+    """Rename a file that does not exist; infeasible."""
     return _renamed(rng, there=False)
 
 
@@ -194,13 +194,13 @@ def files_gather(rng: random.Random) -> Chore:
 
 @generator("files-find", level=3)
 def files_find(rng: random.Random) -> Chore:
-    """Find a file in nested folders, and move it to where one began."""
+    """Find a file in nested folders, and move it to the top folder."""
     return _found(rng, there=True)
 
 
 @generator("files-find-gone", level=3)
 def files_find_gone(rng: random.Random) -> Chore:
-    """Find a file that is in none of the folders: it cannot be done."""
+    """Find a file that is in none of the folders; infeasible."""
     return _found(rng, there=False)
 
 

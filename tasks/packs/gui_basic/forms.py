@@ -137,7 +137,7 @@ def forms_option(rng: random.Random) -> GuiDraft:
 
 @generator("forms-option-gone", level=2)
 def forms_option_gone(rng: random.Random) -> GuiDraft:
-    """Sign somebody up for a track that is not offered: it cannot be done."""
+    """Sign somebody up for a track that is not offered; infeasible."""
     return _workshop(rng, there=False)
 
 
@@ -275,7 +275,7 @@ def forms_correct(rng: random.Random) -> GuiDraft:
 
 @generator("forms-travel", level=3)
 def forms_travel(rng: random.Random) -> GuiDraft:
-    """Work out days and costs of a journey, and ask for it."""
+    """Calculate days and costs of a journey, and request it."""
     form = _travel()
     name, city = _person(rng)[0], rng.choice(_CITIES)
     weekday, nights = rng.randrange(5), rng.randint(2, 6)

@@ -132,7 +132,7 @@ def mail_reply(rng: random.Random) -> GuiDraft:
 
 @generator("mail-reply-gone", level=2)
 def mail_reply_gone(rng: random.Random) -> GuiDraft:
-    """Answer a mail that nobody sent: it cannot be done."""
+    """Answer a mail that nobody sent; infeasible."""
     return _reply(rng, there=False)
 
 
@@ -199,7 +199,7 @@ def mail_file(rng: random.Random) -> GuiDraft:
 
 @generator("mail-clean", level=3)
 def mail_clean(rng: random.Random) -> GuiDraft:
-    """Delete old mails of a kind, and star the one that is kept."""
+    """Delete the old mails of a kind, and star the one that is kept."""
     box = _Box(rng, 12)
     word, sender = rng.choice(WORDS).title(), box.people[6]
     limit = rng.randint(12, 40)

@@ -1,4 +1,4 @@
-"""Family ``notes``: an editor, with texts to lengthen, to correct, to write and to put together."""
+"""Family ``notes``: an editor, with texts to extend, to correct, to write and to combine."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def notes_open(rng: random.Random) -> Chore:
 
 @generator("notes-open-gone", level=2)
 def notes_open_gone(rng: random.Random) -> Chore:
-    """Add a line to a text that is not there: it cannot be done."""
+    """Add a line to a text that does not exist; infeasible."""
     return _opened(rng, there=False)
 
 
@@ -197,7 +197,7 @@ def notes_write(rng: random.Random) -> Chore:
 
 @generator("notes-combine", level=3)
 def notes_combine(rng: random.Random) -> Chore:
-    """Put the lines of one text at the end of another."""
+    """Append the lines of one text to another."""
     desk = _Desk(rng)
     first, second, near = desk.pick(3)
 

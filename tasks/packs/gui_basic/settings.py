@@ -133,13 +133,13 @@ def _draft(
 
 @generator("settings-switch", level=1)
 def settings_switch(rng: random.Random) -> GuiDraft:
-    """Turn one switch."""
+    """Turn one switch on or off."""
     return _switch(rng, there=True)
 
 
 @generator("settings-switch-gone", level=1)
 def settings_switch_gone(rng: random.Random) -> GuiDraft:
-    """Turn a switch that does not exist: it cannot be done."""
+    """Turn a switch that does not exist on or off; infeasible."""
     return _switch(rng, there=False)
 
 
@@ -222,7 +222,7 @@ def settings_slider(rng: random.Random) -> GuiDraft:
 
 @generator("settings-tabs", level=2)
 def settings_tabs(rng: random.Random) -> GuiDraft:
-    """Change settings on three tabs, each of which is saved."""
+    """Change settings on three tabs, and save each tab."""
     tabs, known, values = _page(rng)
     chosen = rng.sample(sorted(_ALL), 3)
     easy = ("toggle", "select", "text")
@@ -249,7 +249,7 @@ def settings_tabs(rng: random.Random) -> GuiDraft:
 
 @generator("settings-mails", level=3)
 def settings_mails(rng: random.Random) -> GuiDraft:
-    """Keep one kind of mail, turn the others off, and do what follows on another tab."""
+    """Turn on one kind of mail and turn off the others, set a slider, and turn off all switches of another tab."""
     while True:
         tabs, known, values = _page(rng)
         mails = [n for n in known if n.startswith("mail-")]

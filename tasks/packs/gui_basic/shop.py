@@ -1,4 +1,4 @@
-"""Family ``shop``: things to find, to put into a cart, to order."""
+"""Family ``shop``: products to find, to put into a cart and to order."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ def _to(address: Mapping[str, str]) -> str:
 
 @generator("shop-cart", level=1)
 def shop_cart(rng: random.Random) -> GuiDraft:
-    """Put some of a product into the cart."""
+    """Put a number of a product into the cart."""
     return _some(rng, there=True)
 
 
 @generator("shop-cart-gone", level=1)
 def shop_cart_gone(rng: random.Random) -> GuiDraft:
-    """Put some of a product that the shop does not have into the cart: it cannot be done."""
+    """Put a product that the shop does not have into the cart; infeasible."""
     return _some(rng, there=False)
 
 
@@ -141,13 +141,13 @@ def _some(rng: random.Random, there: bool) -> GuiDraft:
 
 @generator("shop-coupon", level=2)
 def shop_coupon(rng: random.Random) -> GuiDraft:
-    """Change the cart, and use a coupon."""
+    """Use a coupon for the products in the cart."""
     return _with_coupon(rng, there=True)
 
 
 @generator("shop-coupon-gone", level=2)
 def shop_coupon_gone(rng: random.Random) -> GuiDraft:
-    """Use a coupon that does not exist: it cannot be done."""
+    """Use a coupon that does not exist; infeasible."""
     return _with_coupon(rng, there=False)
 
 
@@ -243,7 +243,7 @@ def shop_order(rng: random.Random) -> GuiDraft:
 
 @generator("shop-choice", level=3)
 def shop_choice(rng: random.Random) -> GuiDraft:
-    """Choose by price and rating, work out how many the money is enough for, and order them."""
+    """Choose a product by price and rating, and order as many as a budget allows."""
     while True:
         stock = _Stock(rng, each=7)
         category = rng.choice(sorted(_THINGS))

@@ -80,7 +80,7 @@ def table_edit(rng: random.Random) -> GuiDraft:
 
 @generator("table-edit-gone", level=1)
 def table_edit_gone(rng: random.Random) -> GuiDraft:
-    """Change the quantity of an order that does not exist: it cannot be done."""
+    """Change the quantity of an order that does not exist; infeasible."""
     return _quantity(rng, there=False)
 
 

@@ -32,7 +32,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 
 
 def recipe(package: str) -> Recipe:
-    """The recipe of one package. Raises :class:`TaskSetNotFound` if there is none."""
+    """Return the recipe of one package. Raises :class:`TaskSetNotFound` if there is none."""
     from clawgym.tasks.swe.recipes import read_recipe
 
     known = [name for split in PACKAGES.values() for name in split]
@@ -45,7 +45,7 @@ def recipe(package: str) -> Recipe:
 
 
 def load(split: Literal["train", "heldout"] = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
-    """The instances of a split. Missing packages are downloaded, with progress on stderr.
+    """Return the tasks of a split. Missing packages are downloaded, with progress on stderr.
 
     Raises :class:`TaskSetNotFound` for an unknown split or if a package cannot be downloaded, :class:`TaskError` if
     ``seeds`` are given, and :class:`MissingDependency` if a download needs the extra ``packages``.
@@ -58,7 +58,7 @@ def load(split: Literal["train", "heldout"] = "heldout", seeds: Sequence[int] | 
 
 
 def taskset(name: str, packages: Sequence[str]) -> TaskSet:
-    """The instances of some packages. Raises as :func:`load` does."""
+    """Return the tasks of some packages as the task set ``name``. Raises as :func:`load` does."""
     from clawgym.tasks.swe.recipes import build_all
 
     wanted = [(f"{NAME}, {package}", recipe(package)) for package in packages]

@@ -1,4 +1,4 @@
-"""How a generator becomes a Task: a :class:`TerminalDraft` goes in, a :class:`~clawgym.records.Task` comes out."""
+"""Build a :class:`~clawgym.records.Task` from the :class:`TerminalDraft` of a generator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Template(Template):
 
 
 def template(path: str, **values: object) -> str:
-    """The file ``templates/<path>.tmpl``, with each ``@@{name}`` replaced by a value. Ends with a line break.
+    """Return the file ``templates/<path>.tmpl`` with each ``@@{name}`` replaced by its value.
 
     Raises :class:`KeyError` if a value is missing.
     """
@@ -32,34 +32,38 @@ def template(path: str, **values: object) -> str:
 
 
 TABLE_CHECK = template("shared/table.py")
-"""Compares the CSV file ``path`` with ``header`` and ``rows``: its keys (first column), each column, its layout."""
+"""Source of checks that compare a CSV file with the expected header and rows: its keys (first column), each column, and
+its layout."""
 
 PROGRAM_CHECK = template("shared/program.py")
-"""Runs the program that the agent wrote on hidden cases and compares what it prints and its exit status."""
+"""Source of checks that run the agent's program on hidden cases and compare its output and exit status."""
 
 
 @dataclass(frozen=True)
 class TerminalDraft:
-    """What a generator makes of its random numbers."""
+    """The draft of a task for a shell."""
 
     instruction: str
     data: Mapping[str, Any]
-    """What the checks expect, computed here and never from the workspace; becomes ``DATA`` (as JSON)."""
+    """What the checks expect: JSON data, called ``DATA`` in the checks. The generator computes it, never from the
+    workspace."""
     solve: str
-    """Bash; runs in the workspace with relative paths."""
+    """The reference solution: a bash script that runs in the workspace."""
     wrong: Mapping[str, str]
-    """Three plausible mistakes: what went wrong -> bash."""
+    """Three wrong solutions: name of the mistake -> bash script."""
     inputs: Mapping[str, str | bytes] = field(default_factory=dict)
+    """Path below the workspace -> content. Files ``*.sh`` are executable."""
     may_change: tuple[str, ...] = ()
-    """Patterns of the inputs that the task asks to change."""
+    """Glob patterns of the inputs that the task asks to change."""
     executes_agent_code: Literal["in_process", "subprocess"] | None = None
+    """Whether the checks import or run files of the agent."""
     check: str = ""
     """Python source of the checks; it finds ``cg``, ``checks``, ``WS`` (the workspace) and ``DATA``. By default the
     template ``check.py`` of the generator."""
 
 
 def build(made_by: Generator[TerminalDraft], seed: int) -> Task:
-    """The instance of ``made_by`` for ``seed``."""
+    """Return the task of ``made_by`` for ``seed``. Raises as :func:`draft_of` does."""
     draft = draft_of(made_by, seed)
     expected = json.dumps(draft.data, indent=1, sort_keys=True)
     body = draft.check or template(f"{made_by.name}/check.py")
@@ -94,24 +98,30 @@ def _script(path: str, script: str) -> TaskFile:
 
 
 def here(path: str, content: str) -> str:
-    """Bash that writes ``content`` to ``path``."""
+    """Return a bash script that writes ``content``, which ends with a line break, to ``path``."""
     return f"cat > {path} <<'END_OF_FILE'\n{content}END_OF_FILE\n"
 
 
 def python(program: str) -> str:
-    """Bash that runs a Python program."""
+    """Return a bash script that runs a Python program, which ends with a line break."""
     return f"python3 - <<'END_OF_FILE'\n{program}END_OF_FILE\n"
 
 
 def replaced(text: str, old: str, new: str) -> str:
-    """``text`` with its one ``old`` made ``new``: a wrong solution that differs from the right one in one place."""
+    """Replace the only ``old`` in ``text``: makes a wrong solution that differs from the right one in one place.
+
+    Raises :class:`ValueError` if ``old`` does not occur exactly once.
+    """
     if text.count(old) != 1:
         raise ValueError(f"{old!r} occurs {text.count(old)} times, not once: choose a longer piece")
     return text.replace(old, new)
 
 
 def case(argv: list[str], out: str, *, stdin: str = "", code: int = 0, files: Mapping[str, str] | None = None) -> dict:
-    """One hidden case for :data:`PROGRAM_CHECK`. A file's text may be ``hex:`` and hexadecimal bytes."""
+    """Return one hidden case for :data:`PROGRAM_CHECK`: arguments and input, with the expected output and exit status.
+
+    The text of a file may be ``hex:`` and hexadecimal bytes.
+    """
     return {"argv": argv, "out": out, "stdin": stdin, "code": code, "files": dict(files or {})}
 
 
@@ -125,7 +135,17 @@ def program_draft(
     inputs: Mapping[str, str | bytes] | None = None,
     may_change: tuple[str, ...] = (),
 ) -> TerminalDraft:
-    """A task to write ``program``; each mistake is one (old, new) replacement in the right ``source``."""
+    """Draft a task to write the file ``program``.
+
+    Args:
+        source: the right program, in Python.
+        mistakes: name of a mistake -> the (old, new) replacement that makes it in ``source``.
+        groups: name of a check -> its hidden cases (:func:`case`).
+        inputs: see :class:`TerminalDraft`.
+        may_change: see :class:`TerminalDraft`.
+
+    Raises :class:`ValueError` if the old text of a mistake does not occur exactly once.
+    """
     return TerminalDraft(
         instruction=instruction,
         check=PROGRAM_CHECK,

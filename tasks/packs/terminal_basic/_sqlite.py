@@ -1,6 +1,6 @@
-"""Writes SQLite database files byte for byte the same with every SQLite library: only tables, no deletions.
+"""Writes SQLite database files whose bytes do not depend on the SQLite library. Tables only, without deletions.
 
-https://www.sqlite.org/fileformat2.html is the format.
+Format: https://www.sqlite.org/fileformat2.html
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ __all__ = ["Table", "database"]
 
 Value = int | str | None
 Table = tuple[str, Sequence[tuple[int, Sequence[Value]]]]
-"""The CREATE TABLE statement, and (rowid, column values) in order; the primary key's value is ``None``."""
+"""The CREATE TABLE statement, and (rowid, column values) in the order of the rowids. The value of the primary key is
+None."""
 
 
 def database(tables: Mapping[str, Table], page_size: int = 1024) -> tuple[bytes, dict[str, int]]:
-    """The file, and the number of each table's root page."""
+    """Return the content of the file, and by table the number of its root page.
+
+    Raises :class:`ValueError` if a table has too many rows for ``page_size`` (in bytes).
+    """
     pages: list[bytes] = [b""]
     roots = {name: _btree(pages, rows, page_size) for name, (_, rows) in tables.items()}
     schema = [
@@ -61,7 +65,7 @@ def _record(values: Sequence[Value]) -> bytes:
 
 
 def _cell(pages: list[bytes], rowid: int, values: Sequence[Value], page_size: int) -> bytes:
-    """One table leaf cell; what is too long for it goes to a chain of overflow pages."""
+    """One table leaf cell. The end of a long payload goes to a chain of overflow pages."""
     payload = _record(values)
     head = _varint(len(payload)) + _varint(rowid)
     most, least = page_size - 35, (page_size - 12) * 32 // 255 - 23

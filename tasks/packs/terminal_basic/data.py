@@ -1,4 +1,4 @@
-"""Family 2: data with CSV, JSON and SQLite, from the total of a column to a database without its first page."""
+"""Family ``data``: tasks on CSV, JSON and SQLite files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _money(cents: int) -> str:
 
 @generator("csv-join", level=3)
 def csv_join(rng: random.Random) -> TerminalDraft:
-    """Join customers and orders, keeping those without a partner."""
+    """Join customers and orders, and keep those without a counterpart."""
     people, orders, report, void, *w = rng.sample(WORDS, 20)
     ids = [9, 10, 101, *rng.sample(range(11, 100), 6)]
     shapes = ['{} "{}" & Co', "{}, {} and Sons", "{} {}", "The {} {}"]
@@ -116,7 +116,7 @@ def csv_join(rng: random.Random) -> TerminalDraft:
 
 @generator("json-tree", level=3)
 def json_tree(rng: random.Random) -> TerminalDraft:
-    """Sum up a tree of units whose people can sit in several of them."""
+    """Sum up a tree of units; a person can be in several of them."""
     root, source, report, *w = rng.sample(WORDS, 20)
     staff = [{"id": n, "pay": rng.randint(20, 90) * 100} for n in rng.sample(range(100, 999), 16)]
 
@@ -174,7 +174,7 @@ def json_tree(rng: random.Random) -> TerminalDraft:
 
 @generator("sqlite-report", level=3)
 def sqlite_report(rng: random.Random) -> TerminalDraft:
-    """Report a month of sales from a database with NULLs and times of day."""
+    """Report the sales of a month from a database with NULLs and times of day."""
     shop, report, *w = rng.sample(WORDS, 24)
     year, month = rng.randint(2015, 2024), rng.choice([1, 3, 5, 7, 8, 10, 12])
     first = date(year, month, 1)
@@ -243,7 +243,7 @@ def sqlite_report(rng: random.Random) -> TerminalDraft:
 
 @generator("csv-repair", level=4)
 def csv_repair(rng: random.Random) -> TerminalDraft:
-    """Make one clean table of three exports that agree in nothing."""
+    """Make one clean table of three exports in different formats."""
     north, south, west, clean, code, *w = rng.sample(WORDS, 24)
     accents = ["café {}", "jalapeño {}", "5 € {}", "crème {}", "{} “best”", "smörgås {}"]
     ids = [f"{code[0].upper()}-{n}" for n in [9, 10, 100, *rng.sample([*range(11, 99)], 11)]]
@@ -316,7 +316,7 @@ def csv_repair(rng: random.Random) -> TerminalDraft:
 
 @generator("sqlite-recover", level=5)
 def sqlite_recover(rng: random.Random) -> TerminalDraft:
-    """Read the rows of a table out of a database whose first page is gone."""
+    """Recover the rows of a table from a database whose first page is lost."""
     source, report, table, *w = rng.sample(WORDS, 30)
     ids = sorted(rng.sample(range(3, 30_000), 70))
 

@@ -1,4 +1,4 @@
-"""Family 1: files and text, from one word in one file to three logs with three ideas of time."""
+"""Family ``files``: tasks on files and text."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def file_op(rng: random.Random) -> TerminalDraft:
 
 @generator("line-filter", level=1)
 def line_filter(rng: random.Random) -> TerminalDraft:
-    """Pick the lines with a word and sort them."""
+    """Select the lines with a word and sort them."""
     word, source, target, *pool = rng.sample(WORDS, 40)
     matching = [" ".join(rng.sample([word, pool.pop()], 2)) for _ in range(rng.randint(3, 5))]
     matching.sort(reverse=True)
@@ -149,7 +149,7 @@ def _steps(ops: list[tuple[str, str | int]], start: list[str], *, chained: bool 
 
 @generator("text-steps", level=2)
 def text_steps(rng: random.Random) -> TerminalDraft:
-    """Four or five steps, each reading what the step before wrote."""
+    """Write files in four or five steps, each of which reads the file of the step before."""
     say = {
         "sort": "{0} sorted",
         "sort-down": "{0} sorted from z to a",
@@ -196,7 +196,7 @@ def text_steps(rng: random.Random) -> TerminalDraft:
 
 @generator("text-pipe", level=2)
 def text_pipe(rng: random.Random) -> TerminalDraft:
-    """Three or four changes to the lines of one file, in the order that is asked for."""
+    """Apply three or four changes to the lines of a file, in the given order."""
     say = {
         "keep": "keep the lines that contain {0}",
         "drop": "drop the lines that contain {0}",
@@ -243,7 +243,7 @@ def text_pipe(rng: random.Random) -> TerminalDraft:
 
 @generator("tidy-inbox", level=3)
 def tidy_inbox(rng: random.Random) -> TerminalDraft:
-    """Move awkwardly named files to folders by the date inside them."""
+    """Sort files with awkward names into folders by the date in their text."""
     inbox, archive, *w = rng.sample(WORDS, 24)
     months = [f"20{rng.randint(19, 24)}-{rng.randint(1, 12):02d}" for _ in range(3)]
     plan = [  # (name, name in the archive, month or None, kind)
@@ -309,7 +309,7 @@ def _iso(ms: int, offset: int = 0) -> str:
 
 @generator("log-correlate", level=5)
 def log_correlate(rng: random.Random) -> TerminalDraft:
-    """Join three logs with three clocks, repeated lines and an hour that happens twice."""
+    """Merge three logs with different clocks, repeated lines and an hour that occurs twice."""
     report, *names = rng.sample(WORDS, 24)
     sites, requests = names[:3], [f"{name}-{rng.randint(10, 99)}" for name in names[3:20]]
     year = rng.randint(2018, 2024)

@@ -1,4 +1,4 @@
-"""Family 4: small programs, judged by what they print on hidden cases and by their exit status."""
+"""Family ``programs``: small programs to write. Hidden cases check their output and exit status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ generator = partial(_generator, family="programs", into=PROGRAMS)
 
 @generator("number-fold", level=2)
 def number_fold(rng: random.Random) -> TerminalDraft:
-    """Write a program that picks numbers from stdin and sums them up."""
+    """Write a program that selects numbers from stdin and sums them up."""
     name = rng.choice(WORDS)
     k, bound = rng.randint(3, 9), rng.randint(-20, 20)
     which, condition, kept = rng.choice(
@@ -96,7 +96,7 @@ def _merged(intervals: list[Interval]) -> list[Interval]:
 
 @generator("interval-union", level=4)
 def interval_union(rng: random.Random) -> TerminalDraft:
-    """Write a program that unites intervals with open and closed ends, in exact fractions."""
+    """Write a program that computes the union of intervals with open and closed ends, in exact fractions."""
     name, label = rng.sample(WORDS, 2)
     code = rng.randint(3, 9)
 
@@ -178,7 +178,7 @@ def _plan(rules: dict[str, list[str]], target: str, changed: list[str]) -> list[
 
 @generator("build-plan", level=4)
 def build_plan(rng: random.Random) -> TerminalDraft:
-    """Write a program that plans what must be rebuilt, and in which order."""
+    """Write a program that finds what must be rebuilt, and in which order."""
     name, rules_file, *w = rng.sample(WORDS, 40)
     loop, unknown = rng.sample(range(3, 10), 2)
 
@@ -262,7 +262,7 @@ def build_plan(rng: random.Random) -> TerminalDraft:
 
 
 class StrayMark(Exception):
-    """A damaged record happens to hold the byte that starts records: draw again."""
+    """Raised if a damaged record contains the byte that starts records. The caller draws again."""
 
 
 class _Recorder:
@@ -321,7 +321,7 @@ class _Recorder:
 
 @generator("record-decode", level=5)
 def record_decode(rng: random.Random) -> TerminalDraft:
-    """Write a decoder for a binary format with checksums that finds its way after damage."""
+    """Write a decoder for a binary format with checksums that continues after damaged records."""
     name, *w = rng.sample(WORDS, 30)
     magic = w.pop()[:4].upper().encode()
     code = rng.randint(3, 9)

@@ -1,6 +1,6 @@
-"""Family 3: shell and processes, from exit codes to a service script with a pid file.
+"""Family ``shell``: tasks on shell scripts and processes.
 
-What an agent writes here is run by the checker, in a scratch copy of the workspace; nothing is left running.
+The checker runs the agent's scripts in a scratch copy of the workspace, and ends all processes that they started.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ generator = partial(_generator, family="shell", into=SHELL)
 
 @generator("exit-codes", level=3)
 def exit_codes(rng: random.Random) -> TerminalDraft:
-    """Run every job and note how it ended; one never does."""
+    """Run every job and record its exit status; one job never ends."""
     jobs, report, *w = rng.sample(WORDS, 16)
     w = w[:7]
     names = sorted(w)
@@ -113,7 +113,7 @@ def script_args(rng: random.Random) -> TerminalDraft:
 
 @generator("script-fix", level=3)
 def script_fix(rng: random.Random) -> TerminalDraft:
-    """Mend a script that breaks on spaces, patterns and missing folders."""
+    """Repair a script that fails on spaces, patterns and missing folders."""
     name, ending, *w = rng.sample(WORDS, 16)
     code = rng.randint(4, 9)
     broken = template("script-fix/broken.sh", name=name, ending=ending)
@@ -165,7 +165,7 @@ def script_fix(rng: random.Random) -> TerminalDraft:
 
 @generator("service-script", level=5)
 def service_script(rng: random.Random) -> TerminalDraft:
-    """Write a start/stop/status script with a pid file, for a worker that can be stubborn."""
+    """Write a start/stop/status script with a pid file, for a worker that may ignore SIGTERM."""
     name, pid, *log = rng.sample(WORDS, 4)
     down, failed = rng.sample(range(3, 10), 2)
     source = template("service-script/solve.sh", name=name, pid=pid, down=down, failed=failed)

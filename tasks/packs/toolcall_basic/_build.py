@@ -1,7 +1,7 @@
 """Build a :class:`~clawgym.records.Task` with tools from the :class:`ToolCallDraft` of a generator.
 
-Invariants: neither an instruction nor a reference chain of calls is ever on both sides; the state that is expected is
-what the reference calls make of the world.
+Invariants: no instruction and no reference chain of calls is in both splits. The expected state is the world after the
+reference calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clawgym.tasks.worlds.servers.world import World
 __all__ = ["TODAY", "Call", "ToolCallDraft", "build", "call", "python"]
 
 Call = dict[str, Any]
-"""``{"name", "arguments"}``."""
+"""A tool call: ``{"name": ..., "arguments": {...}}``."""
 
 TODAY = "2031-03-05"
 """The day in every world: a Wednesday."""
@@ -74,40 +74,44 @@ def _():
 
 @dataclass(frozen=True)
 class ToolCallDraft:
-    """What a generator makes of its random numbers. ``start`` and ``inputs`` exclude each other."""
+    """The draft of a task with tools. It has ``start`` or ``inputs``, not both."""
 
     instruction: str
     calls: Sequence[Call]
-    """The reference: what a careful agent would do, looking things up first."""
+    """The reference solution: the calls of a careful agent, which looks things up first."""
     wrong: Mapping[str, tuple[Sequence[Call], str]]
-    """Three or more plausible mistakes: what went wrong -> calls and answer."""
+    """Wrong solutions, three or more: name of the mistake -> calls and answer."""
     answer: str = ""
-    """What the closing message has to say; empty where only the state counts."""
+    """The answer that the closing message must have; empty if only the state counts."""
     kind: Literal["", "text", "words", "number", "math"] = ""
-    """How the answer is compared; ``math`` needs the library."""
+    """How the answer is compared; empty without an answer. ``math`` needs the layer of the mathematics library."""
     said: str = ""
-    """The answer as the reference gives it, where that is another form of the same."""
+    """The answer of the reference solution, if it is another form of :attr:`answer`."""
     parts: tuple[str, ...] = ()
-    """Of the world; without any, the first server is the interpreter."""
+    """Parts of the world, such as ``mail``. Without any, the interpreter is the only server."""
     start: Mapping[str, Any] = field(default_factory=dict)
-    """Table -> rows."""
+    """Table of the world -> rows at the start."""
     code: bool = False
-    """Whether the interpreter is there beside the world."""
+    """Whether the task has the interpreter beside the world."""
     inputs: Mapping[str, str] = field(default_factory=dict)
+    """Path below the workspace -> text."""
 
 
 def call(name: str, **arguments: Any) -> Call:
-    """One call of a tool."""
+    """Return a call of the tool ``name``."""
     return {"name": name, "arguments": arguments}
 
 
 def python(code: str) -> Call:
-    """One call of the interpreter."""
+    """Return a call of the interpreter that runs ``code``, without its common indentation."""
     return call("code_interpreter", code=dedent(code).strip("\n"))
 
 
 def build(made_by: Generator[ToolCallDraft], seed: int) -> Task:
-    """The instance of ``made_by`` for ``seed``."""
+    """Return the task of ``made_by`` for ``seed``.
+
+    Raises :class:`TaskError` as :func:`draft_of` does, and if a reference call fails.
+    """
     draft = draft_of(made_by, seed, chain_of)
     data: dict[str, Any] = {}
     if draft.kind:
@@ -145,7 +149,7 @@ def _tools(draft: ToolCallDraft) -> tuple[ToolServer, ...]:
 
 
 def chain_of(draft: ToolCallDraft) -> str:
-    """The reference calls and the answer, as one text."""
+    """Return the reference calls and the answer as JSON."""
     return json.dumps([draft.calls, draft.answer], sort_keys=True)
 
 

@@ -1,4 +1,7 @@
-"""What the worlds begin with: people, an office calendar, a mailbox, a store room, a ledger."""
+"""Draws the start of worlds: people, an office calendar, a mailbox, a store room, a ledger.
+
+Dates are ISO dates, and moments are ``YYYY-MM-DDTHH:MM``.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,36 @@ from ._build import TODAY
 __all__ = ["ME", "Office", "day", "euros", "ledger", "mailbox", "people", "stock"]
 
 ME = "me@example.org"
+"""The address of the agent's user."""
 
 Person = tuple[str, str]
 """Name, address."""
 
 
 def people(rng: random.Random, number: int) -> list[Person]:
-    """Different people, the first two with one first name."""
+    """Draw ``number`` people, at least two. Names are unique; the first two people have the same first name."""
     first = rng.sample(FIRST, number - 1)
     last = rng.sample(WORDS, number)
     return [(f"{a} {b.title()}", f"{a.lower()}.{b}@example.org") for a, b in zip([first[0], *first], last, strict=True)]
 
 
 def day(offset: int) -> str:
-    """The day ``offset`` days after today."""
+    """Return the date ``offset`` days after :data:`TODAY`."""
     return (date.fromisoformat(TODAY) + timedelta(days=offset)).isoformat()
 
 
 def euros(cents: int) -> str:
-    """``12.34``."""
+    """Format an amount: 1234 cents are ``12.34``."""
     return f"{cents // 100}.{cents % 100:02d}"
 
 
 class Office:
-    """Rooms and events without two in one room at one time; remembers what it made."""
+    """An office calendar: rooms, and events that do not overlap in a room.
+
+    Args:
+        group: the people who organize and attend events.
+        rooms: the number of rooms.
+    """
 
     KINDS = ("review", "planning", "call", "workshop", "briefing", "interview")
 
@@ -50,17 +59,17 @@ class Office:
         self._ids = iter(rng.sample(range(101, 999), 200))
 
     def title(self) -> str:
-        """A title that no other event has."""
+        """Draw a title that no other event has."""
         return f"{next(self._words).title()} {self.rng.choice(self.KINDS)}"
 
     def free(self, room: str, start: str, end: str, but: int = 0) -> bool:
-        """Whether a room is free."""
+        """Whether ``room`` is free from ``start`` to ``end``, without the event number ``but``."""
         return not any(
             e["room"] == room and e["start"] < end and e["end"] > start for i, e in self.events.items() if i != but
         )
 
     def add(self, title: str, start: str, minutes: int, room: str, organizer: str, attendees: list[str]) -> int | None:
-        """A new event, if its room is free."""
+        """Add an event and return its number, or None if the room is not free."""
         end = after(start, minutes)
         if not self.free(room, start, end):
             return None
@@ -76,7 +85,7 @@ class Office:
         return number
 
     def anything(self, offset: int, organizer: str = "", attendees: list[str] | None = None, title: str = "") -> int:
-        """An event at some time of a day."""
+        """Add an event on the day ``offset`` days after today and return its number. What is not given is drawn."""
         while True:
             start = f"{day(offset)}T{self.rng.randint(8, 16):02d}:{self.rng.choice(('00', '30'))}"
             host = organizer or self.rng.choice(self.group)[1]
@@ -87,7 +96,7 @@ class Office:
                 return made
 
     def start(self) -> dict[str, Any]:
-        """The tables."""
+        """Return the tables of the calendar: table -> rows."""
         events = sorted(self.events.items())
         return {
             "people": sorted([address, name] for name, address in self.group),
@@ -98,14 +107,14 @@ class Office:
 
 
 def after(moment: str, minutes: int) -> str:
-    """A moment some minutes later."""
+    """Return the moment ``minutes`` after ``moment``."""
     return (datetime.fromisoformat(moment) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M")
 
 
 def mailbox(rng: random.Random, group: list[Person], mails: list[tuple[str, str, int, str, str]]) -> dict[str, Any]:
-    """The tables of a mailbox with ``mails`` (sender, folder, days ago, subject, body) and some noise.
+    """Draw a mailbox with ``mails`` (sender, folder, days ago, subject, body) in this order, among 8 to 12 others.
 
-    The mails keep their order; ``numbers`` are theirs.
+    Returns its tables, table -> rows, and under ``numbers`` the numbers of ``mails``.
     """
     noise = []
     for _ in range(rng.randint(8, 12)):
@@ -133,7 +142,7 @@ def mailbox(rng: random.Random, group: list[Person], mails: list[tuple[str, str,
 
 
 def stock(rng: random.Random, number: int) -> list[dict[str, Any]]:
-    """Items; the first two have similar names."""
+    """Draw ``number`` items of a store room. The first two have similar names."""
     materials = rng.sample(("oak", "steel", "glass", "cork", "wool", "clay", "linen", "brass"), 5)
     things = rng.sample(("lamp", "stool", "shelf", "vase", "clock", "basket", "mirror", "tray", "stand"), 6)
     names = [f"{m} {t}" for m in materials for t in things]
@@ -157,7 +166,7 @@ def stock(rng: random.Random, number: int) -> list[dict[str, Any]]:
 
 
 def ledger(rng: random.Random, group: list[Person]) -> list[list[Any]]:
-    """A checking and a savings account for each person: rows of ``accounts``."""
+    """Draw a checking and a savings account for each person. Returns the rows of the table ``accounts``."""
     codes = iter(rng.sample(range(1000, 9999), 2 * len(group)))
     return [
         [f"{kind[0].upper()}{next(codes)}", name, kind, rng.randint(200_000, 900_000), 0]

@@ -1,4 +1,4 @@
-"""Family ``bank``: transfers that follow from what is in the books."""
+"""Family ``bank``: transfers between accounts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _numbered(rng: random.Random, bookings: list[list]) -> list[list]:
 
 @generator("bank-transfer", level=1)
 def bank_transfer(rng: random.Random) -> ToolCallDraft:
-    """One transfer between two people."""
+    """Make one transfer between two people."""
     group = people(rng, 5)
     accounts = ledger(rng, group)
     giver, taker = group[0][0], group[2][0]
@@ -60,7 +60,7 @@ def bank_transfer(rng: random.Random) -> ToolCallDraft:
 
 @generator("bank-refund", level=2)
 def bank_refund(rng: random.Random) -> ToolCallDraft:
-    """Find what was paid twice and send it back."""
+    """Find a payment that was made twice, and refund it."""
     group = people(rng, 6)
     accounts = ledger(rng, group)
     (buyer, _), (shop, _) = group[2], group[3]
@@ -105,7 +105,7 @@ def bank_refund(rng: random.Random) -> ToolCallDraft:
 
 @generator("bank-settle", level=3)
 def bank_settle(rng: random.Random) -> ToolCallDraft:
-    """Settle what several people paid for a common trip."""
+    """Settle the costs that several people paid for a trip."""
     group = people(rng, 7)
     accounts = ledger(rng, group)
     friends = [name for name, _ in rng.sample(group[:6], 4)]

@@ -1,4 +1,4 @@
-"""Family ``calendar``: book, move and find room for events."""
+"""Family ``calendar``: events to book, to move and to cancel."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def calendar_book(rng: random.Random) -> ToolCallDraft:
 
 @generator("calendar-move", level=2)
 def calendar_move(rng: random.Random) -> ToolCallDraft:
-    """Move one event of a series by days, and cancel another."""
+    """Move one event of a series by some days, and cancel another."""
     group = people(rng, 7)
     office = Office(rng, group)
     series, twin = office.title(), office.title()
@@ -112,7 +112,7 @@ def calendar_move(rng: random.Random) -> ToolCallDraft:
 
 @generator("calendar-free", level=3)
 def calendar_free(rng: random.Random) -> ToolCallDraft:
-    """Find the first time at which people and a large enough room are free."""
+    """Find the first time at which some people and a large enough room are free."""
     while True:
         group = people(rng, 7)
         office = Office(rng, group)

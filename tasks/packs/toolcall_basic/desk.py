@@ -1,4 +1,4 @@
-"""Family ``desk``: mails that ask for changes in the calendar, and the answers to them."""
+"""Family ``desk``: mails that ask for changes in the calendar, and their answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _start(office: Office, box: dict) -> dict:
 
 @generator("desk-invite", level=1)
 def desk_invite(rng: random.Random) -> ToolCallDraft:
-    """Book what a mail proposes."""
+    """Book the event that a mail proposes."""
     group = people(rng, 6)
     office = _office(rng, group, 14)
     (name, sender), (guest, guest_at) = group[2], group[3]
@@ -90,7 +90,7 @@ def desk_invite(rng: random.Random) -> ToolCallDraft:
 
 @generator("desk-move", level=2)
 def desk_move(rng: random.Random) -> ToolCallDraft:
-    """Move an event as a mail asks, into another room if need be, and say so."""
+    """Move an event as a mail asks, into another room if necessary, and answer the mail."""
     group = people(rng, 6)
     office = _office(rng, group, 12)
     name, sender = group[2]
@@ -148,7 +148,7 @@ def desk_move(rng: random.Random) -> ToolCallDraft:
 
 @generator("desk-absence", level=3)
 def desk_absence(rng: random.Random) -> ToolCallDraft:
-    """Cancel what somebody who will be away organizes, and tell each event's people."""
+    """Cancel the events that an absent person organizes, and write to those who attend."""
     group = people(rng, 7)
     office = _office(rng, group[1:], 10)
     office.group.append(group[0])

@@ -40,7 +40,7 @@ def _lines(rng: random.Random, items: list[dict], most: int = 6) -> dict[str, in
 
 @generator("inventory-restock", level=1)
 def inventory_restock(rng: random.Random) -> ToolCallDraft:
-    """Put a delivery of two items on stock."""
+    """Add a delivery of two items to the stock."""
     items = stock(rng, rng.randint(9, 14))
     first, twin, second = items[0], items[1], items[2]
     a, b = rng.sample(range(5, 120), 2)
@@ -76,7 +76,7 @@ def inventory_restock(rng: random.Random) -> ToolCallDraft:
 
 @generator("inventory-ship", level=2)
 def inventory_ship(rng: random.Random) -> ToolCallDraft:
-    """Ship one customer's reserved orders, cancel another's open ones."""
+    """Ship the reserved orders of one customer, and cancel the open orders of another."""
     items = stock(rng, 12)
     buyer, other, third = [name for name, _ in people(rng, 3)]
     ids = iter(rng.sample(range(200, 900), 20))
@@ -114,7 +114,7 @@ def inventory_ship(rng: random.Random) -> ToolCallDraft:
 
 @generator("inventory-allocate", level=3)
 def inventory_allocate(rng: random.Random) -> ToolCallDraft:
-    """Give out scarce stock by age, then order what runs low."""
+    """Give scarce stock to the oldest orders first, then reorder what runs low."""
     while True:
         items = stock(rng, 6)
         for item in items:

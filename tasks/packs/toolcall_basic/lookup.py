@@ -1,4 +1,4 @@
-"""Family ``lookup``: questions whose answer is spread over several worlds; nothing is to be changed."""
+"""Family ``lookup``: questions whose answer needs several parts of the world. Nothing may be changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _orders(rng: random.Random, items: list[dict], names: list[str], number: int
 
 @generator("lookup-customer", level=1)
 def lookup_customer(rng: random.Random) -> ToolCallDraft:
-    """From an order to its customer's account."""
+    """Find the account of the customer of an order."""
     group = people(rng, 6)
     names = [name for name, _ in group]
     accounts = ledger(rng, group)
@@ -63,7 +63,7 @@ def lookup_customer(rng: random.Random) -> ToolCallDraft:
 
 @generator("lookup-item", level=2)
 def lookup_item(rng: random.Random) -> ToolCallDraft:
-    """From an event to a person, a mail, an order and an item."""
+    """Find an item by way of an event, a person, a mail and an order."""
     group = people(rng, 7)
     office = Office(rng, [("Me", ME), *group])
     for k in range(12):
@@ -126,7 +126,7 @@ def lookup_item(rng: random.Random) -> ToolCallDraft:
 
 @generator("lookup-customers", level=3)
 def lookup_customers(rng: random.Random) -> ToolCallDraft:
-    """Gather over all orders of an item, then over accounts, and calculate."""
+    """Collect figures from all orders of an item and from accounts, and calculate with them."""
     group = people(rng, 9)
     names = [name for name, _ in group]
     accounts = ledger(rng, group)

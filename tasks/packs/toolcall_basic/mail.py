@@ -1,4 +1,4 @@
-"""Family ``mail``: sort, answer and compare what people wrote."""
+"""Family ``mail``: mails to sort, to answer and to compare."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mail_label(rng: random.Random) -> ToolCallDraft:
 
 @generator("mail-invoice", level=2)
 def mail_invoice(rng: random.Random) -> ToolCallDraft:
-    """Pass on what the newest of two invoices says."""
+    """Send on the number, amount and date of the newer of two invoices."""
     group = people(rng, 7)
     (_, sender), (book, bookkeeper) = group[2], group[3]
     thing, other = rng.sample(WORDS, 2)
@@ -109,7 +109,7 @@ def mail_invoice(rng: random.Random) -> ToolCallDraft:
 
 @generator("mail-quotes", level=3)
 def mail_quotes(rng: random.Random) -> ToolCallDraft:
-    """Compare quotes, the newest of each supplier, and answer all of them."""
+    """Compare the newest quote of each supplier, and answer all suppliers."""
     group = people(rng, 8)
     thing, label = rng.sample(WORDS, 2)
     pieces = rng.randint(10, 90)

@@ -19,7 +19,7 @@ _END = "End with a line `Answer: ...` that holds the number and nothing else."
 
 @generator("math-digits", level=1)
 def math_digits(rng: random.Random) -> ToolCallDraft:
-    """Sum the digits of a power."""
+    """Compute the sum of the digits of a power."""
     while True:
         base, exponent = rng.randint(3, 99), rng.randint(40, 300)
         values = [sum(map(int, str(base**n))) for n in (exponent, exponent + 1, exponent - 1)]
@@ -80,7 +80,7 @@ def math_count(rng: random.Random) -> ToolCallDraft:
 
 @generator("math-fraction", level=3)
 def math_fraction(rng: random.Random) -> ToolCallDraft:
-    """The expected value of a drawing game, as a fraction."""
+    """Compute the expected value of a game of drawing, as a fraction."""
     while True:
         red, blue, draws, bonus = rng.randint(4, 12), rng.randint(4, 12), rng.randint(3, 4), rng.randint(2, 9)
         right, wrong = _expected(red, blue, draws, bonus, False), _expected(red, blue, draws, bonus, True)
@@ -134,7 +134,7 @@ def _expected(red: int, blue: int, draws: int, bonus: int, back: bool) -> Fracti
 
 @generator("math-radical", level=3)
 def math_radical(rng: random.Random) -> ToolCallDraft:
-    """The difference of cubes of two roots, exactly."""
+    """Compute the difference of the cubes of two roots exactly."""
     a, c, b = rng.randint(2, 30), rng.randint(1, 9), rng.choice((2, 3, 5, 6, 7, 10, 11, 13, 14, 15, 17, 19, 21))
     factor = 2 * c * (3 * a * a + c * c * b)
     constant = a * a - c * c * b

@@ -1,4 +1,4 @@
-"""Family ``data``: questions about files in the interpreter's folder."""
+"""Family ``data``: questions about files in the folder of the interpreter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _END = "End with a line `Answer: ...` that holds the number and nothing else."
 
 @generator("data-total", level=1)
 def data_total(rng: random.Random) -> ToolCallDraft:
-    """Add up one column of the rows of one kind."""
+    """Add up one column over the rows of one kind."""
     name, *kinds = rng.sample(WORDS, 5)
     while True:
         rows = [
@@ -86,7 +86,7 @@ _OTHER = {"sort": "sort-down", "sort-down": "sort", "first": "last", "last": "fi
 
 @generator("data-words", level=2)
 def data_words(rng: random.Random) -> ToolCallDraft:
-    """Three or four changes to a list of words, in the order that is asked for."""
+    """Apply three or four changes to a list of words, in the given order."""
     count = rng.randint(3, 4)
 
     def changed(steps: list[tuple[str, Any]]) -> list[str]:
@@ -184,7 +184,7 @@ def _by_town(people: dict[int, str], rows: list[tuple[int, int, str, int]]) -> l
 
 @generator("data-sensors", level=3)
 def data_sensors(rng: random.Random) -> ToolCallDraft:
-    """Clean a log of measurements: repeats, gaps, two units; then daily maxima."""
+    """Clean a log of measurements with repeats, gaps and two units, and find the daily maxima."""
     log, *sensors = rng.sample(WORDS, 4)
     days = [day(n) for n in range(-9, 0)]
     while True:
