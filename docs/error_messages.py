@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -69,13 +70,7 @@ def read() -> dict[str, str]:
 def error_classes(sources: Mapping[str, str]) -> dict[str, str]:
     """The classes of errors of the library, parents first, with their docstrings."""
     found: dict[str, str] = {}
-    defined = [
-        node
-        for text in sources.values()
-        if "class " in text
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ClassDef)
-    ]
+    defined = [node for text in sources.values() for node in _parse(text).body if isinstance(node, ast.ClassDef)]
     for _ in range(4):  # the depth of the hierarchy
         for node in defined:
             if node.name == BASE or any(ast.unparse(base) in found for base in node.bases):
@@ -86,7 +81,7 @@ def error_classes(sources: Mapping[str, str]) -> dict[str, str]:
 def messages(sources: Mapping[str, str]) -> list[Message]:
     """Every message in ``sources`` (module name -> text). Messages of a class with the same fixed words are one."""
     kinds = set(error_classes(sources))
-    modules = [_Module(name, ast.parse(text), kinds) for name, text in sources.items()]
+    modules = [_Module(name, _parse(text), kinds) for name, text in sources.items()]
     named = [item for module in modules for item in module.constants().items()]
     often = Counter(name for name, _ in set(named))
     for module in modules:
@@ -96,26 +91,27 @@ def messages(sources: Mapping[str, str]) -> list[Message]:
     for module in modules:
         for kind, text in module.messages(makers):
             text = " ".join(text.split())
-            if _worded(text) and (kind in kinds or kind == "warning" or (kind in OTHERS and ": " in text)):
+            if _worded(text) and (kind in kinds or kind == "warning" or (kind in OTHERS and re.search("[:;] ", text))):
                 found.setdefault((kind, slug(text)), Message(kind, _room(module.name), text, module.name))
     return sorted(found.values())
 
 
-def anchors(found: list[Message]) -> list[str]:
-    """The anchor of each message: its first words; all its words, or also the class, where these are not unique."""
-    words = [slug(message.text) for message in found]
-    chosen = ["-".join(all_words.split("-")[:9]) for all_words in words]
-    for longer in (words, [f"{all_words}-{one.kind.lower()}" for all_words, one in zip(words, found, strict=True)]):
-        taken = Counter(chosen)
-        chosen = [brief if taken[brief] == 1 else more for brief, more in zip(chosen, longer, strict=True)]
-    return chosen
+def anchors(found: list[Message]) -> dict[Message, str]:
+    """The anchor of each message: its first words; if a shorter message has these, all its words, or also its class."""
+    chosen: dict[str, Message] = {}
+    for message in sorted(found, key=lambda one: (len(slug(one.text)), one)):
+        words = slug(message.text)
+        for anchor in ("-".join(words.split("-")[:9]), words, f"{words}-{message.kind.lower()}"):
+            if anchor not in chosen:
+                chosen[anchor] = message
+                break
+    return {message: anchor for anchor, message in chosen.items()}
 
 
-def page() -> str:
+def page(sources: Mapping[str, str]) -> str:
     """The page, as Markdown."""
-    sources = read()
     found = messages(sources)
-    anchor = dict(zip(found, anchors(found), strict=True))
+    anchor = anchors(found)
     by_kind = {kind: list(group) for kind, group in groupby(found, key=lambda message: message.kind)}
     docs = {**error_classes(sources), **OTHERS}
     lines = [
@@ -139,6 +135,11 @@ def page() -> str:
                 lines += [f'<h4 id="{anchor[message]}"><code>{escape(message.text)}</code>{link}</h4>', ""]
                 lines += [f"<p>Raised in <code>{message.module}</code>.</p>", ""]
     return "\n".join(lines)
+
+
+@cache
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 class _Module:
@@ -275,8 +276,11 @@ class _Module:
                 return [_hole(node)]
 
     def _told(self, name: tuple[ast.AST | None, str], depth: int) -> list[str]:
+        """The phrases that ``name`` may stand for, and a part that varies if it may also be something else."""
         texts = [text for value in self._values.get(name, []) for text in self._texts(value, depth + 1)]
-        return [text for text in texts if " " in text and _worded(text)]
+        phrases = [text for text in texts if " " in text and _worded(text)]
+        rest = ["" if "" in texts else f"{{{name[1].strip('_()')}}}"] if len(phrases) < len(texts) else []
+        return [*phrases, *rest] if phrases else []
 
     def _joined(self, parts: list[ast.expr], depth: int) -> list[str]:
         texts = [""]

@@ -121,7 +121,7 @@ def main() -> None:
         "reference/cli.md": commands(),
         "reference/training-settings.md": settings(),
         "reference/names.md": names(),
-        "reference/errors.md": error_messages.page(),
+        "reference/errors.md": error_messages.page(error_messages.read()),
         **{f"project/{name.lower()}": _from_root(name) for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")},
     }
     for room, modules in ROOMS.items():

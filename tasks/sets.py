@@ -210,9 +210,11 @@ def _subset(name: str, version: str) -> TaskSet:
 
 def _not_found(name: str, version: str, tried: list[str]) -> TaskSetNotFound:
     wanted = f"{name}@{version}" if version else name
+    source = PUBLISHED[name]
+    online = "go online once, or " if source.repo else ""
     return TaskSetNotFound(
-        f"{wanted} is not here ({'; '.join(tried)}). Go online once, or set {DATA_VARIABLE} to a copy of the public "
-        f"repository's RL/data folder (the one that holds {PUBLISHED[name].local})."
+        f"{wanted} is not here ({'; '.join(tried)}): {online}set {DATA_VARIABLE} to the folder RL/data of a clone of "
+        f"https://github.com/ClawGym/ClawGym-Agents (it holds {source.local})"
     )
 
 

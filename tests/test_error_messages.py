@@ -82,12 +82,19 @@ def read(count):
 
 
 def test_anchors_are_unique_and_on_the_page(errors: ModuleType, found: list[Any]) -> None:
-    anchors = errors.anchors(found)
-    assert len(anchors) == len(set(anchors)) > 900
+    anchors = list(errors.anchors(found).values())
+    assert len(anchors) == len(set(anchors)) == len(found) > 900
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9-]*", anchor) for anchor in anchors)
-    ids = re.findall(r'id="([^"]+)"|\{#([^}]+)\}', errors.page())
+    ids = re.findall(r'id="([^"]+)"|\{#([^}]+)\}', errors.page(errors.read()))
     assert len(ids) == len(set(ids)), "an anchor of a message is also the anchor of a heading"
     assert {one for one, _ in ids if one} == set(anchors)
+
+
+def test_links_to_messages_exist(errors: ModuleType, found: list[Any]) -> None:
+    anchors = {*errors.anchors(found).values(), *(kind.lower() for kind in errors.error_classes(errors.read()))}
+    for page in (ROOT / "docs").rglob("*.md"):
+        for anchor in re.findall(r"reference/errors\.md#([^)]+)\)", page.read_text()):
+            assert anchor in anchors, f"{page.relative_to(ROOT)}: {anchor}"
 
 
 def _literals(node: ast.expr) -> Iterator[str]:
@@ -110,7 +117,8 @@ def _literals(node: ast.expr) -> Iterator[str]:
 def test_every_text_that_is_raised_is_on_the_page(errors: ModuleType, found: list[Any]) -> None:
     """Reads the source in another way: each literal text of a ``raise``, or of an error that is made, is listed.
 
-    An exception of another library, or of Python, has to be listed if its text has advice, which follows a colon.
+    An exception of another library, or of Python, has to be listed if its text has advice: words after a colon or a
+    semicolon.
     """
     sources = errors.read()
     kinds = set(errors.error_classes(sources))
@@ -124,7 +132,7 @@ def test_every_text_that_is_raised_is_on_the_page(errors: ModuleType, found: lis
             kind = ast.unparse(call.func).rpartition(".")[2]
             texts = [text for argument in call.args for text in _literals(argument)]
             if kind in kinds or (
-                call is not node and kind not in errors.NOT_SHOWN and any(": " in one for one in texts)
+                call is not node and kind not in errors.NOT_SHOWN and any(re.search("[:;] ", one) for one in texts)
             ):
                 missing += [
                     f"{name}:{call.lineno}: {text}"

@@ -120,7 +120,10 @@ def _engine_of(name: str, endpoint: dict[str, Any], engine: Any) -> Any:
     """Return ``engine``, or make an engine from the options of ``endpoint``."""
     if engine is None:
         if "model" not in endpoint:
-            raise AgentError(f"agent {name!r} needs model= (and base_url= unless it is OpenAI's), or engine=")
+            raise AgentError(
+                f"agent {name!r} needs a model: give --model, and --base-url unless it is at OpenAI (in Python: model= "
+                "and base_url=, or engine=)"
+            )
         return OpenAIEngine(**endpoint)
     if endpoint:
         raise AgentError(f"engine= already sets {', '.join(sorted(endpoint))}: leave one of the two out")

@@ -48,7 +48,7 @@ def test_make_agent_with_engine():
         ("replay", {}, "needs source: give source="),
         ("script", {}, "needs source: give source="),
         ("script", {"source": "/nowhere.sh"}, "check the path"),
-        ("tool-loop", {}, "needs model="),
+        ("tool-loop", {}, "needs a model"),
         ("tests.agents.nowhere:Claw", {}, "was not found .*PYTHONPATH"),
         ("json:Claw", {}, "was not found"),
         (":Claw", {}, "was not found"),

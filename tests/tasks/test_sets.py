@@ -102,7 +102,7 @@ def test_offline_error_names_all_locations_and_remedy(tmp_path, monkeypatch):
     with pytest.raises(TaskSetNotFound) as error:
         load("ClawGym-Bench")
     places = ("$CLAWGYM_DATA is not set", str(tmp_path / "cache"), "RUC-AIBOX/ClawGym-Bench")
-    for part in (*places, "no route", "Go online"):
+    for part in (*places, "no route", "go online"):
         assert part in str(error.value)
     assert str(error.value).startswith("ClawGym-Bench is not here")
     with pytest.raises(TaskSetNotFound, match=r"^ClawGym-Bench@abc is not here"):
