@@ -1,83 +1,198 @@
-"""The tutorials run from top to bottom: their files, and their commands in order."""
+"""The pages of docs/tutorials and docs/start run from top to bottom, and print what they show."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import asyncio
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
-TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
-BLOCK = re.compile(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```", re.M | re.S)
-FIRST_TERMINAL = "first terminal"
+from clawgym.tasks import scaffold
 
+from .engines.fake_openai import WORDS, FakeOpenAI, Streamed, fake_openai, reply
+from .pages import Page, agrees, blocks, commands, files
 
-def blocks(page: str) -> list[tuple[str, str, str]]:
-    """Language, title and text of each block."""
-    return BLOCK.findall((TUTORIALS / page).read_text())
+__all__ = ["fake_openai"]
 
+pytestmark = pytest.mark.timeout(900)
 
-@contextlib.contextmanager
-def gateway(command: str, folder: Path, env: dict[str, str]) -> Iterator[dict[str, str]]:
-    """Run the gateway of a page; yields the values that it prints."""
-    process = subprocess.Popen(
-        ["bash", "-c", f"exec {command}"], cwd=folder, env=env, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        printed: dict[str, str] = {}
-        while "pool" not in printed and (line := process.stdout.readline()):
-            name, _, value = line.partition(":")
-            printed[name] = value.strip()
-        assert {"base_url", "api_key", "pool"} <= set(printed)
-        yield printed
-    finally:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        process.kill()
-        process.wait()
+DOCS = Path(__file__).parent.parent / "docs"
+LONG = ("start/first-score", "start/first-training", "tutorials/benchmark", "tutorials/train-a-model")
+SHORT = (
+    "start/first-loop",
+    "start/install",
+    "tutorials/collect-tokens",
+    "tutorials/plug-in-an-agent",
+    "tutorials/read-an-audit",
+    "tutorials/write-a-task",
+    "tutorials/write-an-environment",
+)
+WITH_OPENCLAW = ("tutorials/run-openclaw",)
+NOTHING_TO_RUN = ("start/numbers",)
+BRIEFLY = "--set budget.steps=1 --set sft.steps=10"
+"""The pages on training say that these options try all commands within minutes. The tests train with them."""
 
 
-def run(page: str, folder: Path) -> str:
-    """Write the files of a page and run its commands in one shell. Returns what they print."""
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    found = blocks(page)
-    for language, title, text in found:
-        if title and language != "bash":
-            (folder / title).write_text(text)
-    commands = [text for language, title, text in found if language == "bash" and not title and "pip " not in text]
-    (server,) = [text for _, title, text in found if title == FIRST_TERMINAL]
-    before = [text for text in commands if "model.py" in text]
-    for command in before:
-        subprocess.run(["bash", "-ec", command], cwd=folder, env=env, check=True, timeout=120)
-    with gateway(server, folder, env) as printed:
-        script = "\n".join(text for text in commands if text not in before)
-        script = script.replace("BASE_URL=BASE_URL", f"BASE_URL={printed['base_url']}")
-        script = script.replace("--base-url BASE_URL", f"--base-url {printed['base_url']}")
-        script = script.replace("API_KEY=API_KEY", f"API_KEY={printed['api_key']}")
-        done = subprocess.run(["bash", "-ec", script], cwd=folder, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def endpoint(fake_openai: FakeOpenAI) -> FakeOpenAI:
+    """A model that says OK to everything."""
+
+    async def says_ok(request: dict[str, Any]) -> Streamed | web.Response:
+        return Streamed(WORDS) if request.get("stream") else await reply("OK")(request)
+
+    fake_openai.default = says_ok
+    return fake_openai
 
 
-def test_collect_tokens(tmp_path: Path) -> None:
-    printed = run("collect-tokens.md", tmp_path)
-    shown = "".join(text for language, _, text in blocks("collect-tokens.md") if language == "text")
-    for line in ("  sequences 1 with 32 trained ids, 1.00 per episode", "1 exact", "62 ids, 32 sampled, 32 log-probs"):
-        assert line in printed.splitlines()
-        assert line in shown.splitlines()
+async def run(name: str, tmp_path: Path, endpoint: FakeOpenAI, **options: Any) -> None:
+    folder = tmp_path / "page"
+    folder.mkdir()
+    page = Page(DOCS / f"{name}.md", folder, endpoint.base_url, **options)
+    await asyncio.to_thread(page.run)
+
+
+def test_every_page_is_run() -> None:
+    pages = {
+        f"{path.parent.name}/{path.stem}" for part in ("start", "tutorials") for path in (DOCS / part).glob("*.md")
+    }
+    assert pages == {*LONG, *SHORT, *WITH_OPENCLAW, *NOTHING_TO_RUN}
+
+
+@pytest.mark.parametrize("name", SHORT)
+async def test_page_runs(name: str, tmp_path: Path, endpoint: FakeOpenAI) -> None:
+    await run(name, tmp_path, endpoint)
+
+
+@pytest.mark.parametrize("name", [name for name in LONG if "train" not in name])
+async def test_page_with_evaluations_runs(name: str, tmp_path: Path, endpoint: FakeOpenAI) -> None:
+    await run(name, tmp_path, endpoint)
+
+
+@pytest.mark.parametrize("name", [name for name in LONG if "train" in name])
+async def test_page_with_training_runs(name: str, tmp_path: Path, endpoint: FakeOpenAI) -> None:
+    assert BRIEFLY in (DOCS / f"{name}.md").read_text()
+    await run(name, tmp_path, endpoint, add={"clawgym train": BRIEFLY})
 
 
 @pytest.mark.usefixtures("openclaw")
-def test_run_openclaw(tmp_path: Path) -> None:
-    printed = run("run-openclaw.md", tmp_path)
-    assert "100.0 [21, 100]" in printed
-    assert '"name": "openclaw"' in printed
-    assert printed.endswith("ids, 32 sampled, 32 log-probs\n")
+@pytest.mark.parametrize("name", WITH_OPENCLAW)
+async def test_page_with_openclaw_runs(name: str, tmp_path: Path, endpoint: FakeOpenAI) -> None:
+    await run(name, tmp_path, endpoint)
+
+
+def test_numbers_are_those_of_the_pages_that_made_them() -> None:
+    made = "".join((DOCS / name).read_text() for name in ("start/first-score.md", "tutorials/benchmark.md"))
+    for block in blocks((DOCS / "start/numbers.md").read_text()):
+        for line in block.text.splitlines():
+            assert line.split() in [known.split() for known in made.splitlines()] or "official" in line, line
+
+
+def test_page_shows_the_file_of_tasks_new() -> None:
+    assert files((DOCS / "tutorials/write-a-task.md").read_text())["add_up.py"] == scaffold.PYTHON
+
+
+PAGE = """\
+```python title="x.py"
+value = 1
+```
+
+=== "One"
+
+    ```console
+    $ cat x.py
+    value = 1
+    $ echo $VALUE > here
+    ```
+
+=== "Two"
+
+    ```bash
+    cat x.py >> x.py.copy
+    export VALUE=2
+    ```
+
+```python
+print(open("here").read())
+```
+
+```text
+...
+```
+
+<!-- exit 3 -->
+```console
+$ cat <<'END' && exit 3
+> one
+END
+> one
+```
+"""
+
+
+def page(text: str, folder: Path) -> Page:
+    folder.joinpath("page.md").write_text(text)
+    home = folder / "home"
+    home.mkdir()
+    return Page(folder / "page.md", home)
+
+
+def test_runner_runs_blocks_in_order(tmp_path: Path) -> None:
+    made = page(PAGE, tmp_path)
+    made.run()
+    assert [block.tab for block in blocks(PAGE)] == ["", "One", "Two", "", "", ""]
+    assert sorted(path.name for path in (tmp_path / "home").iterdir()) == ["here", "x.py"]
+    assert made.ran == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("cat x.py\n", "cat y.py\n"),  # fails
+        ("    value = 1\n", "    value = 2\n"),  # prints something else
+        (">> x.py.copy", ">> no/such/folder"),  # in another tab
+        ('open("here")', 'open("there")'),
+        ("...\n", "two\n"),
+        ("exit 3 -->", "exit 4 -->"),
+        ('```python title="x.py"', "```yaml"),  # neither run nor a file
+    ],
+)
+def test_runner_notices_errors(old: str, new: str, tmp_path: Path) -> None:
+    assert old in PAGE
+    with pytest.raises(AssertionError):
+        page(PAGE.replace(old, new), tmp_path).run()
+
+
+def test_commands_of_a_session() -> None:
+    assert commands("$ a \\\n  b\nout\n$ c <<'X'\ntext\nX\n") == [("a \\\n  b", "out\n"), ("c <<'X'\ntext\nX", "")]
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("a\n...\nc\n", "a\nb\nb\nc\n", True),
+        ("a\n...\nc\n", "a\nb\n", False),
+        ("a ... c\n", "a   b   c\n", True),
+        ("took 3 s, 1m27s\n", "took 45 s, 3s\n", True),
+        ("3 solved\n", "4 solved\n", False),
+        ("4/42  strict 25.0% [4.6, 69.9]  2 running\nend\n", "end\n", True),
+    ],
+)
+def test_outputs_agree(shown: str, printed: str, same: bool) -> None:
+    assert agrees(shown, printed) is same
+
+
+def test_ends_of_outputs_agree() -> None:
+    assert agrees("loss 4.8, 3 tasks\n", "loss 1.25, 4 tasks\n", ends=True)
+    assert not agrees("loss 4.8\n", "error 4.8\n", ends=True)
+    assert agrees("begin 1\nb\nend\n", "begin 2\nc\nd\nend\n", ends=True)
+
+
+def test_words_stand_for_a_model(tmp_path: Path) -> None:
+    made = page("", tmp_path)
+    made.endpoint = "http://x/v1"
+    filled = made._filled("eval --model MODEL --base-url http://127.0.0.1:8000/v1")
+    assert filled == "eval --model fake-MODEL --base-url http://x/v1 --limit 6"
+    assert not re.search("MODEL|URL", made._filled("eval --model OTHER --base-url URL").replace("fake-OTHER", ""))

@@ -132,6 +132,6 @@ def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
         "minutes": None if method == "sft" else config.budget.minutes,
         "ranks": config.verl.nodes * config.verl.ranks if config.trainer == "verl" else None,
         "episodes_a_step": None if method == "sft" else config.rollout.groups * config.rollout.group_size,
-        "boxes_at_once": config.rollout.concurrency,
+        "sandboxes_at_once": config.rollout.concurrency,
         "memory_bytes": {name: int(value) for name, value in memory.items()},
     }

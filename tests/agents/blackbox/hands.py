@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from ...pages import files
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "plug-in-an-agent.md"
 
 
 def page_source() -> str:
-    """The Python blocks of the page, joined to one file."""
-    return "\n\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S))
+    """The file that the page writes."""
+    return files(PAGE.read_text())["hands.py"]
 
 
 def hands_module(program: str | None = None) -> ModuleType:

@@ -1,12 +1,10 @@
-"""Run docs/tutorials/plug-in-an-agent.md: the code blocks as one file, and the commands with the output shown."""
+"""The agent of docs/tutorials/plug-in-an-agent.md (tests/test_tutorials.py runs the whole page)."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,31 +18,9 @@ from clawgym.agents.blackbox import Claw, Running
 from clawgym.engines import Completion, ReplayEngine
 
 from ...engines.fake_openai import WORDS, FakeOpenAI, Streamed, fake_openai, reply
-from .hands import PAGE, hands, page_source
+from .hands import hands, page_source
 
 __all__ = ["fake_openai"]
-
-
-def shown() -> list[tuple[str, str]]:
-    """Each command of the page, and the output shown for it."""
-    text = "".join(re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.M | re.S))
-    return [(command, output) for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", text, re.M)]
-
-
-async def types(command: str, folder: Path, **env: str) -> tuple[int, str]:
-    """Run a command of the page in ``folder``; return its exit code and output."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    process = await asyncio.create_subprocess_exec(
-        "bash", "-c", command, cwd=folder, env={**os.environ, "PATH": path, **env},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        output, _ = await process.communicate()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
 
 
 @pytest.fixture
@@ -54,20 +30,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_page_commands_give_shown_output(folder: Path, fake_openai: FakeOpenAI) -> None:
-    (alone, expected), (evaluated, _) = shown()
-    assert alone == "python hands.py"
-    code, output = await types(alone, folder)
-    assert (code, output) == (0, expected)
-
+async def test_page_agent_is_evaluated(folder: Path, fake_openai: FakeOpenAI) -> None:
     async def path_for(request: dict[str, Any]) -> Streamed | web.Response:
         return Streamed(WORDS) if request.get("stream") else await reply("OK")(request)
 
     fake_openai.default = path_for
-    command = evaluated.replace("MODEL", "m").replace("URL", fake_openai.base_url)
-    assert command != evaluated
-    code, output = await types(f"{command} --out run", folder, OPENAI_API_KEY="none")
-    assert code == 0, output
+    command = ["eval", "terminal-basic", "--limit", "2", "--agent", "hands:Hands", "--model", "m", "--out", "run"]
+    env = {**os.environ, "OPENAI_API_KEY": "none", "PYTHONPATH": "."}
+    program = Path(sys.executable).with_name("clawgym")
+    process = await asyncio.create_subprocess_exec(
+        program, *command, "--base-url", fake_openai.base_url, cwd=folder, env=env
+    )
+    assert await process.wait() == 0
     manifest = json.loads((folder / "run" / "receipt.json").read_text())
     assert "hands" in json.dumps(manifest)
     assert len(fake_openai.requests) == 3, "one call before the run, and one for each task"
