@@ -42,8 +42,8 @@ FENCE = re.compile(
 TAB = re.compile(r"^=== \"(.*)\"$", re.M)
 INSTALLS = re.compile(r"(pip|git clone|python3 -m venv|make) ")
 MODELS = re.compile(r"\b(MODEL|OTHER|SMALL|LARGE)\b")
-UNSTABLE = re.compile(r"[\d.]+m[\d.]+s|[\d.]+ ?(ms|s|min|[KMG]iB)\b")
-PROGRESS = re.compile(r"\d+/\d+ strict |[a-z ]+: \d+/\d+ ")
+UNSTABLE = re.compile(r"[\d.]+m[\d.]+s|[\d.]+ ?(ms|s|min|[KMG]iB)\b|\d{4,} ids\b")
+PROGRESS = re.compile(r"\d+/\d+ strict |[a-z ]+: \d+/\d+ |.*\d%\|")
 FIRST_TERMINAL = "first terminal"
 CONTINUED = " (continued)"
 
