@@ -156,6 +156,7 @@ SLOW_MACHINE = (
     "tasks/curation/test_web.py",
     "test_docs.py",
     "test_examples.py",
+    "test_tutorials.py",
     "tools/",
     "trainers/",
 )

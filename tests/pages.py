@@ -123,14 +123,14 @@ def plain(text: str, numbers: bool = True) -> list[str]:
 def agrees(shown: str, printed: str, *, ends: bool = False) -> bool:
     """Whether a program printed what a page shows. ``...`` stands for any lines, or any text within a line.
 
-    ``ends``: compare the first and the last line shown only, and no numbers.
+    ``ends``: compare the first and the last line shown only, wherever lines break, and no numbers.
     """
     want, have = plain(shown, not ends), plain(printed, not ends)
-    if ends and len(want) > 1:
-        want = [want[0], "...", want[-1]]
-    pattern = "".join(
-        r"(?:.*\n)*?" if line == "..." else ".*?".join(map(re.escape, line.split("..."))) + r"\n" for line in want
-    )
+    patterns = [".*?".join(map(re.escape, line.split("..."))) for line in want]
+    if ends:
+        flat = " ".join(have)
+        return bool(re.match(patterns[0], flat) and re.search(patterns[-1] + "$", flat))
+    pattern = "".join(r"(?:.*\n)*?" if line == ".*?" else line + r"\n" for line in patterns)
     return re.fullmatch(pattern, "".join(f"{line}\n" for line in have)) is not None
 
 

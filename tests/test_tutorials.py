@@ -189,6 +189,8 @@ def test_ends_of_outputs_agree() -> None:
     assert agrees("loss 4.8, 3 tasks\n", "loss 1.25, 4 tasks\n", ends=True)
     assert not agrees("loss 4.8\n", "error 4.8\n", ends=True)
     assert agrees("begin 1\nb\nend\n", "begin 2\nc\nd\nend\n", ends=True)
+    assert agrees("(80% power): strict 1,\nofficial 2\n", "(80% power): strict\n10, official 2\n", ends=True)
+    assert not agrees("begin\n...\nend\n", "begin\nend 1\n", ends=True)
 
 
 def test_words_stand_for_a_model(tmp_path: Path) -> None:
