@@ -128,8 +128,9 @@ def page(sources: Mapping[str, str]) -> str:
     ]
     for kind in sorted(by_kind, key=lambda kind: list(docs).index(kind) if kind in docs else len(docs)):
         lines += [f"## {kind} {{#{kind.lower()}}}", "", _markdown(docs.get(kind, "")), ""]
+        several = len({message.room for message in by_kind[kind]}) > 1
         for room, group in groupby(by_kind[kind], key=lambda message: message.room):
-            lines += [f"### {kind} in {room} {{#{kind.lower()}-{room}}}", ""]
+            lines += [f"### {kind} in {room} {{#{kind.lower()}-{room}}}", ""] if several else []
             for message in group:
                 link = f'<a class="headerlink" href="#{anchor[message]}" title="Permanent link">&para;</a>'
                 lines += [f'<h4 id="{anchor[message]}"><code>{escape(message.text)}</code>{link}</h4>', ""]

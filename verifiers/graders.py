@@ -50,10 +50,10 @@ def judged_by(spec: VerifierSpec) -> str:
 def checked(scores: Any, grader: str) -> dict[str, float]:
     """A grader's answer as named numbers. Raises :class:`ValueError` if it is invalid."""
     if not isinstance(scores, Mapping) or not 0 < len(scores) <= _MOST_CHECKS:
-        raise ValueError(f"grader {grader!r} must return a mapping of 1 to {_MOST_CHECKS} names to scores")
+        raise ValueError(f"grader {grader!r} must return a mapping of 1 to {_MOST_CHECKS} names to scores: correct it")
     found = {str(name): float(score) for name, score in scores.items()}
     if bad := [name for name, score in found.items() if not math.isfinite(score)]:
-        raise ValueError(f"grader {grader!r} gave check {bad[0]!r} a score that is not finite")
+        raise ValueError(f"grader {grader!r} gave check {bad[0]!r} a score that is not finite: correct it")
     return found
 
 

@@ -62,9 +62,7 @@ def read_checkpoint(run: str | Path, checkpoint: str = "best") -> Checkpoint:
     run = Path(run)
     manifest = RunFolder.read(run).manifest
     if manifest.kind != "train":
-        raise HubError(
-            f"{run}: the folder of a run of kind {manifest.kind!r}: only training leaves checkpoints to push"
-        )
+        raise HubError(f"{run}: the folder of a run of kind {manifest.kind!r}: give the folder of a training run")
     root = run / "checkpoints"
     there = sorted(path.name for path in root.glob("*") if path.is_dir() and path.name.isdecimal())
     name = checkpoint

@@ -170,7 +170,9 @@ class VerifierSpec:
 
     def __post_init__(self) -> None:
         if self.protected and self.mode is not GradingMode.CLEAN:
-            raise TaskError(f"protected files need the mode 'clean', not '{self.mode}': a kept layer is no diff")
+            raise TaskError(
+                f"protected files need the mode 'clean', not '{self.mode}': set it, a kept layer is no diff"
+            )
         if (self.protocol == "grader") is not bool(self.grader):
             raise TaskError(
                 f"a verifier of protocol {self.protocol!r} with grader {self.grader!r}: give both protocol='grader' "
@@ -258,9 +260,7 @@ class Desktop:
         if self.page and (self.site is None or not self.page.startswith("/")):
             raise TaskError(f"desktop page {self.page!r}: give a path like '/orders', and the site that has it")
         if self.site is not None and self.programs:
-            raise TaskError(
-                "a desktop has a site or programs of its own, not both: the desktop of a site has no workspace"
-            )
+            raise TaskError("a desktop has a site or programs of its own, not both: remove one of them")
 
 
 _DEFAULT_IMAGE = "default"

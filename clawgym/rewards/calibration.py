@@ -181,7 +181,8 @@ def canary(
     moved = {}
     for policy, before in baseline.items():
         if set(before) != set(now[policy]):
-            raise ValueError(f"{policy}: tasks {sorted(set(before) ^ set(now[policy]))[:3]} are in one of the two only")
+            only = sorted(set(before) ^ set(now[policy]))[:3]
+            raise ValueError(f"{policy}: tasks {only} are in one of the two only: run them again")
         moved[policy] = difference([now[policy][task] - before[task] for task in sorted(before)])
     return moved
 
