@@ -33,7 +33,7 @@ SHORT = (
 TRAINING = ("start/first-training", "tutorials/train-a-model")
 WITH_OPENCLAW = ("tutorials/run-openclaw",)
 NOTHING_TO_RUN = ("start/numbers",)
-BRIEFLY = "--set budget.steps=1 --set sft.steps=10"
+BRIEFLY = "--set budget.steps=1 --set sft.steps=10 --set tasks.validation.count=8 --set tasks.heldout.count=8"
 """The pages on training say that these options try all commands within minutes. The tests train with them."""
 
 
@@ -91,7 +91,7 @@ def test_numbers_are_those_of_the_pages_that_made_them() -> None:
             assert line.split() in [known.split() for known in made.splitlines()] or "official" in line, line
 
 
-def test_page_shows_the_file_of_tasks_new() -> None:
+def test_file_of_tasks_new_is_shown() -> None:
     assert files((DOCS / "tutorials/write-a-task.md").read_text())["add_up.py"] == scaffold.PYTHON
 
 
