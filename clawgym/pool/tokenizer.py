@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clawgym.errors import MissingDependency, TraceError
@@ -21,6 +21,8 @@ class _Words:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise TraceError(f"{path}: not a tokenizer ({error}): give the folder of the model") from error
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special: Mapping[int, str] = {id: token.content for id, token in added.items() if token.special}
         self.size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from hypothesis import assume, given, settings
@@ -227,6 +228,7 @@ class Letters:
     """A tokenizer of one letter an id, that would rather write ``ab`` as one."""
 
     size = 128
+    special: ClassVar = {ord("<"): "<", ord(">"): ">"}
 
     def decode(self, ids) -> str:  # type: ignore[no-untyped-def]
         return "".join("ab" if i == 1 else chr(i) for i in ids)
@@ -240,6 +242,13 @@ def test_with_a_tokenizer_texts_and_ids_must_agree() -> None:
     assert check("e", [turn], Letters()).status == "exact"
     assert check("e", [replace(turn, text=["abd"])], Letters()).status == "broken"
     assert check("e", [replace(turn, response=[ord("a"), 200, 99])], Letters()).status == "broken"
+
+
+def test_text_may_leave_out_sampled_special_tokens() -> None:
+    ids = [ord(letter) for letter in "a<c>"]
+    turn = TraceTurn([ord("q")], ids, None, [-0.1, -0.2, -0.3, -0.4], versions=(1,))
+    for text, status in (("ac", "exact"), ("a<c>", "exact"), ("a<c", "exact"), ("abc", "broken")):
+        assert check("e", [replace(turn, text=[text])], Letters()).status == status
 
 
 def test_canonical_encodings_get_a_note() -> None:
