@@ -168,6 +168,7 @@ SECURITY = re.compile(
 """Security tests among these. They must never fail, so they are not run again."""
 
 LONGEST = (
+    "test_tutorials.py",
     "envs/test_openclaw.py",
     "trainers/verl/test_end_to_end.py",
     "redteam/test_escape.py",
