@@ -10,7 +10,7 @@ WORKERS ?= 4
 # Hundreds of Pythons begin here: each would compile the library, and every worker all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint lock unit properties openclaw site soak system clean
+.PHONY: demo test check lint lock unit properties openclaw site screenshots soak system clean
 
 demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
@@ -55,6 +55,10 @@ lint: $(VENV)/.installed
 # The documentation, with the pages that are made from the code; fails on any warning, such as a link that leads nowhere.
 site: $(VENV)/.installed
 	$(BIN)/properdocs build --strict --quiet
+
+# The pictures of the documentation, from real runs.
+screenshots: $(VENV)/.installed
+	$(BIN)/python docs/screenshots.py
 
 openclaw: $(VENV)/.installed
 	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install

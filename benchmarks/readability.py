@@ -25,7 +25,7 @@ from textstat import textstat
 ROOT = Path(__file__).resolve().parents[1]
 LONG = 30
 MOST_LONG = 0.05
-"""Share of sentences over :data:`LONG` words that the gate allows in each part."""
+"""Share of sentences over :data:`LONG` words that tests/test_language.py allows in each part."""
 _SECTIONS = re.compile(r"^\s*(?:Args|Returns|Raises|Attributes|Examples?):\s*$", re.MULTILINE)
 CODE = ("clawgym/", "tasks/", "verifiers/", "trainers/", "leaderboards/")
 
@@ -78,9 +78,7 @@ def docstrings(source: str) -> Iterator[str]:
     """Docstrings of modules, classes, functions and attributes; of each the text before ``Args:`` and its like."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            text = re.split(
-                r"^\s*(?:Args|Returns|Raises|Attributes|Example|Examples):\s*$", node.value.value, flags=re.M
-            )[0]
+            text = _SECTIONS.split(node.value.value)[0]
             yield re.sub(r"::\n\n(?:[ ]{2,}.*\n?|\n)+", ".\n\n", text)
 
 
@@ -90,6 +88,11 @@ def sentences(text: str) -> list[str]:
         part.strip() for paragraph in text.splitlines() for part in re.split(r"(?<=[.!?])\s+(?=[A-Z`\"(\[])", paragraph)
     ]
     return [sentence for sentence in found if textstat.lexicon_count(sentence) >= 3]
+
+
+def is_long(sentence: str) -> bool:
+    """Whether a sentence has more than :data:`LONG` words."""
+    return textstat.lexicon_count(sentence) > LONG
 
 
 def parts(commit: str | None) -> dict[str, list[tuple[str, str]]]:

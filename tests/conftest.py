@@ -89,6 +89,7 @@ CHECK = (
     "test_gate.py::test_skip_for_lack_",
     "test_gate.py::test_too_many_skips_fail_the_run_and_are_listed",
     "test_pinned_hashes.py::test_hashes_do_not_depend_on_the_machine",
+    "test_site.py",
     "test_stored_0_1.py::test_new_run_starts_from_the_checkpoint",
     "test_tutorials.py::test_page",
     "test_wheel.py",
