@@ -37,6 +37,7 @@ from clawgym.trainers.traits import traits
 
 __all__ = [
     "Aggregation",
+    "batch_advantages",
     "centred_advantages",
     "combined",
     "distillation_advantages",
@@ -49,6 +50,7 @@ __all__ = [
     "reinforce_pp_advantages",
     "rloo_advantages",
     "step_advantages",
+    "summed_advantages",
     "token_weights",
     "topk_overlap",
     "topk_reverse_kl",
@@ -176,7 +178,7 @@ def integrated_advantages(
     Rewards are normalised separately because in a sum of rewards the one with the larger variance dominates. In a
     zero-variance group the process reward alone would then decide, at full scale.
 
-    Source: GDPO (arXiv 2601.05242), which normalises each reward separately.
+    Source: GDPO (arXiv 2601.05242), the first two steps. The third one is :func:`batch_advantages`.
 
     Args:
         outcome: the reward of each episode.
@@ -193,13 +195,7 @@ def integrated_advantages(
         eps: added to the standard deviation.
         baseline: ``baseline(outcome, groups)`` -> (E,) computes A_outcome; :func:`group_advantages` by default.
     """
-    if process.shape != episode_of_step.shape or (valid is not None and valid.shape != process.shape):
-        raise ValueError(
-            f"process {tuple(process.shape)}, episode_of_step {tuple(episode_of_step.shape)}"
-            f"{'' if valid is None else f', valid {tuple(valid.shape)}'}: give one value of each for every step"
-        )
-    if len(episode_of_step) and not 0 <= int(episode_of_step.min()) <= int(episode_of_step.max()) < len(outcome):
-        raise ValueError(f"episode_of_step is outside 0..{len(outcome) - 1}: give indices into outcome")
+    _check_steps(outcome, process, episode_of_step, valid)
     judged = torch.ones_like(process, dtype=torch.bool) if valid is None else valid.bool()
     episode = episode_of_step[judged]
     if steps is not None:
@@ -213,6 +209,60 @@ def integrated_advantages(
     added[judged] = scaled.to(added.dtype)
     plain = group_advantages(outcome, groups, std=std, eps=eps) if baseline is None else baseline(outcome, groups)
     return plain[episode_of_step] + coefficient * added
+
+
+def batch_advantages(advantages: Tensor, episodes: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """Normalise sums of advantages over the batch: (A - mean) / (std + eps). (N,), (N,) -> (N,).
+
+    Without it, the scale of the sum grows with the number of rewards. Mean and standard deviation are over the steps
+    with an advantage other than 0, with episodes weighted equally. The other steps keep 0: they belong to zero-variance
+    groups, which would otherwise be trained on by the mean of the other groups.
+
+    Source: GDPO (arXiv 2601.05242), the third step; that zeros are kept is our choice.
+    """
+    values, _ = checked(advantages, episodes=episodes)
+    used = values != 0
+    one = torch.zeros_like(episodes[used])
+    weights = episode_weights(one, index_of(episodes[used]))
+    scaled = torch.zeros_like(values)
+    scaled[used] = z_score(values[used], one, weights, True, eps)
+    return scaled.to(dtype_of(advantages))
+
+
+def summed_advantages(
+    outcome: Tensor,
+    process: Tensor,
+    groups: Tensor,
+    episode_of_step: Tensor,
+    steps: Tensor,
+    *,
+    valid: Tensor | None = None,
+    coefficient: float | Tensor = 1.0,
+    std: bool = True,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Add outcome and process reward of each step, then normalise the sum by group and step (:func:`step_advantages`).
+
+    R_t = O + coefficient * r_t; R_t = O for a step without a process reward. Shapes and arguments are those of
+    :func:`integrated_advantages`; ``steps`` (N,) is the index of each step in its episode. -> (N,).
+
+    Source: the integrated reward of OpenClaw-RL (arXiv 2603.10165), R_t = O + mean(r).
+    """
+    _check_steps(outcome, process, episode_of_step, valid)
+    judged = torch.ones_like(process, dtype=torch.bool) if valid is None else valid.bool()
+    added = coefficient * torch.where(judged, process, torch.zeros_like(process))
+    total = outcome[episode_of_step].to(added.dtype) + added
+    return step_advantages(total, groups[episode_of_step], steps, episode_of_step, std=std, eps=eps)
+
+
+def _check_steps(outcome: Tensor, process: Tensor, episode_of_step: Tensor, valid: Tensor | None) -> None:
+    if process.shape != episode_of_step.shape or (valid is not None and valid.shape != process.shape):
+        raise ValueError(
+            f"process {tuple(process.shape)}, episode_of_step {tuple(episode_of_step.shape)}"
+            f"{'' if valid is None else f', valid {tuple(valid.shape)}'}: give one value of each for every step"
+        )
+    if len(episode_of_step) and not 0 <= int(episode_of_step.min()) <= int(episode_of_step.max()) < len(outcome):
+        raise ValueError(f"episode_of_step is outside 0..{len(outcome) - 1}: give indices into outcome")
 
 
 def distillation_advantages(teacher_logp: Tensor, old_logp: Tensor, *, clip: float = 1.0) -> Tensor:

@@ -170,8 +170,11 @@ class Reward(_Part):
     """Show the judge the verifier's result at the last turn."""
     coefficient: float = Field(default=1.0, ge=0)
     """Coefficient of the process reward."""
-    clip: float | None = Field(default=None, gt=0)
-    """Bound of the normalised process reward."""
+    combine: Literal["decoupled", "sum"] = "decoupled"
+    """``decoupled``: outcome and process rewards are normalised separately, added, and normalised over the batch (GDPO,
+    arXiv 2601.05242). ``sum``: R_t = O + r_t is normalised by group and step (arXiv 2603.10165)."""
+    clip: float | None = Field(default=3.0, gt=0)
+    """Bound of the normalised process reward with ``decoupled``, in standard deviations; null for no bound."""
     calibrate: bool = True
     """Lower the weight of the process reward while judge and outcomes disagree
     (:mod:`clawgym.rewards.calibration`)."""
@@ -373,6 +376,11 @@ class TrainConfig(_Part):
             raise ValueError(
                 "compute.vllm: is for LoRA adapters with trainer: local: set model.lora, or train all weights with "
                 "trainer: verl and verl.engine: vllm"
+            )
+        if self.reward.combine == "sum" and self.algorithm.advantage not in ("grpo", "dr-grpo"):
+            raise ValueError(
+                f"reward.combine: sum has a baseline of its own, not {self.algorithm.advantage}: set "
+                "algorithm.advantage to grpo or dr-grpo, or reward.combine to decoupled"
             )
         penalties, advantage = bool(self.reward.malformed or self.reward.length), self.algorithm.advantage
         # The default advantage uses the outcome. Others are imported, and with them torch.

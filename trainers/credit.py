@@ -26,6 +26,7 @@ __all__ = [
     "batch_metrics",
     "judged_episodes",
     "scores_of",
+    "trained_episodes",
     "distilled_advantages",
     "turn_advantages",
 ]
@@ -90,19 +91,44 @@ def turn_advantages(
     if not about.uses_outcome:
         return dict(zip(turns, process.tolist(), strict=True)), metrics
     shares = [process_weight(scored[n].setting) if callable(process_weight) else process_weight for n, _ in turns]
+    weights = config.reward.coefficient * torch.tensor(shares)
+    owners = torch.tensor([n for n, _ in turns])
+    if config.reward.combine == "sum":
+        mixed = algorithms.summed_advantages(
+            outcome, process, groups, owners, _positions(scored),
+            valid=valid, coefficient=weights, std=about.scales_process,
+        )  # fmt: skip
+        return {key: float(value) for key, value in zip(turns, mixed, strict=True)}, metrics
     mixed = algorithms.integrated_advantages(
         outcome,
         process,
         groups,
-        torch.tensor([n for n, _ in turns]),
+        owners,
         steps=_positions(scored) if config.reward.by_step else None,
         valid=valid,
-        coefficient=config.reward.coefficient * torch.tensor(shares),
+        coefficient=weights,
         clip=config.reward.clip,
         std=about.scales_process,
         baseline=partial(_outcome_advantages, config=config),
     )
+    if about.scales_process and bool((weights * valid).any()):
+        mixed = algorithms.batch_advantages(mixed, owners)
     return {key: float(value) for key, value in zip(turns, mixed, strict=True)}, metrics
+
+
+def trained_episodes(scored: Sequence[ScoredEpisode], signal: Iterable[int], config: TrainConfig) -> tuple[int, ...]:
+    """Indices of the episodes to train on: those of groups in which an episode has an advantage other than 0.
+
+    The others are zero-variance groups: their gradient is 0, and counting them would only make the weights of the
+    others smaller (DAPO, arXiv 2503.14476, section 3.2). With ``algorithm.kl`` or ``algorithm.entropy``, whose terms
+    have a gradient on every token, all episodes are trained on.
+
+    ``signal``: indices of the episodes with an advantage other than 0, or with a teacher.
+    """
+    if config.algorithm.kl or config.algorithm.entropy:
+        return tuple(range(len(scored)))
+    groups = {scored[n].group for n in signal}
+    return tuple(n for n, one in enumerate(scored) if one.group in groups)
 
 
 def distilled_advantages(

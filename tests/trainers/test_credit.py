@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -33,7 +35,46 @@ def test_outcome_only_when_process_weight_is_zero(advantage: str) -> None:
     assert len({*plain.values()}) > 2
     heard, _ = turn_advantages(attempts(), config(advantage, judge="rule"), seed=0, process_weight=1.0)
     assert heard != plain
-    assert {key: heard[key] for key in heard if key[1] == 2} == {key: plain[key] for key in plain if key[1] == 2}
+    unjudged = [key for key in plain if key[1] == 2]
+    assert sorted(unjudged, key=heard.__getitem__) == sorted(unjudged, key=plain.__getitem__)
+
+
+def rms(found: dict[tuple[int, int], float]) -> float:
+    return math.sqrt(fmean(value**2 for value in found.values()))
+
+
+def test_sum_of_both_advantages_has_the_scale_of_one() -> None:
+    """The third step of GDPO; without the division by a standard deviation (dr-grpo) there is none."""
+    judged = [
+        attempt(g, s, {t: (-1.0) ** (n + t) for t in range(3)}) for n, (g, s) in enumerate([(0, 1.0), (0, 0.0)] * 8)
+    ]
+    found, _ = turn_advantages(judged, config(judge="rule", calibrate=False), seed=0)
+    assert rms(found) == pytest.approx(1, abs=0.05)
+    assert rms(turn_advantages(judged, config("dr-grpo", judge="rule"), seed=0)[0]) != pytest.approx(1, abs=0.05)
+
+
+def test_rare_process_reward_is_bounded() -> None:
+    one_bad = [attempt(0, float(n % 2), {t: -1.0 if (n, t) == (3, 1) else 1.0 for t in range(3)}) for n in range(14)]
+    found, _ = turn_advantages(one_bad, config(judge="rule"), seed=0)
+    free, _ = turn_advantages(one_bad, config(judge="rule", clip=None), seed=0)
+    assert free[3, 1] < 2 * found[3, 1] < 0
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr-grpo"])
+def test_sum_is_normalised_by_group_and_step(advantage: str) -> None:
+    """R_t = O + r_t, against the formula for the two episodes that reached the step."""
+    two = [attempt(0, 1.0, {0: -1.0, 1: 0.5}), attempt(0, 0.0, {0: 1.0, 1: 0.5})]
+    found, _ = turn_advantages(two, config(advantage, judge="rule", combine="sum"), seed=0)
+    returns = {(n, t): 2 * one.score - 1 + one.process.get(t, 0.0) for n, one in enumerate(two) for t in range(3)}
+    for t in range(3):
+        both = [returns[0, t], returns[1, t]]
+        scale = stdev(both) if advantage == "grpo" and both[0] != both[1] else 1.0
+        assert [found[n, t] for n in (0, 1)] == pytest.approx([(r - fmean(both)) / scale for r in both], abs=1e-5)
+
+
+def test_sum_takes_no_other_baseline() -> None:
+    with pytest.raises(ValueError, match="has a baseline of its own, not rloo"):
+        config("rloo", judge="rule", combine="sum")
 
 
 def test_untrained_turn_keeps_step_indices() -> None:

@@ -18,7 +18,14 @@ from clawgym.pool.states import Batch, BatchEpisode
 from clawgym.records import Image, TrainingSequence
 from clawgym.trainers.batching import MaskedSequence, Packed, pack
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import ProcessWeight, ScoredEpisode, batch_metrics, scores_of, turn_advantages
+from clawgym.trainers.credit import (
+    ProcessWeight,
+    ScoredEpisode,
+    batch_metrics,
+    scores_of,
+    trained_episodes,
+    turn_advantages,
+)
 
 __all__ = [
     "TrainingBatch",
@@ -35,6 +42,8 @@ class TrainingBatch:
     """R training sequences with S trained tokens in total, sequence after sequence."""
 
     episodes: tuple[BatchEpisode, ...]
+    trained: tuple[int, ...]
+    """Indices in ``episodes`` of those that are trained on (:func:`~clawgym.trainers.credit.trained_episodes`)."""
     sequences: tuple[MaskedSequence, ...]
     """(R,)"""
     rows: tuple[Packed, ...]
@@ -89,7 +98,7 @@ def make_batch(
     images: Mapping[str, Image] | None = None,
     device: torch.device | str = "cpu",
 ) -> TrainingBatch:
-    """Make the tensors of a batch. Zero-variance groups stay in the batch with advantage 0, and are counted.
+    """Make the tensors of a batch. Zero-variance groups are in it, but not among its ``trained`` episodes.
 
     Args:
         batch: a batch that was fetched from the pool.
@@ -123,8 +132,12 @@ def make_batch(
     metrics = batch_metrics(scored, config, seed=seed) | process
     given = torch.tensor(advantages)
     metrics["actor/advantage_abs_mean"] = float(given.abs().mean()) if len(given) else 0.0
+    signal = {n for n, value, taught in zip(owner, advantages, teacher, strict=True) if value or not math.isnan(taught)}
+    trained = trained_episodes(scored, signal, config)
+    metrics["rollout/groups_trained"] = float(len({scored[n].group for n in trained}))
     return TrainingBatch(
         episodes,
+        trained,
         tuple(sequences),
         tuple(pack(sequences, row_tokens=config.compute.row_tokens)),
         torch.tensor(row, device=device),

@@ -78,13 +78,18 @@ class Learner:
         if about.old == "recompute":
             metrics.add("training/rollout_probs_diff", _apart(old, batch.rollout_logp), len(old))
         lr = self.lr * (1 - 0.9 * done) if config.optimizer.decay else self.lr
-        members = list(range(len(batch.episodes)))
+        members = list(batch.trained)
         first = self.updates
+        metrics.set("actor/grad_norm", 0.0)
+        metrics.set("actor/lr", lr)
         for _ in range(about.epochs):
             rng.shuffle(members)
-            share = math.ceil(len(members) / about.minibatches)
-            for start in range(0, len(members), share):
-                part = batch.of_episodes(members[start : start + share])
+            share = max(1, math.ceil(len(members) / about.minibatches))
+            chunks = [members[start : start + share] for start in range(0, len(members), share)]
+            if imitation is not None:  # as many updates, however many groups are trained on
+                chunks += [[]] * (about.minibatches - len(chunks))
+            for chunk in chunks:
+                part = batch.of_episodes(chunk)
                 self._set_lr(lr * min(1.0, (self.updates + 1) / max(1, self._warmup)))
                 self._forget_gradient()
                 if imitation is not None:
@@ -150,6 +155,20 @@ class Learner:
                 old[micro.places] = token_logprobs(self.policy.module, micro, temperature=batch.temperature)[0]
         return old
 
+    def _computed(self, batch: TrainingBatch, part: torch.Tensor) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
+        """Micro-batches of the training sequences with tokens in ``part`` that have a gradient, and (S'',) the index in
+        the batch of each of their trained tokens."""
+        about = self._config.algorithm
+        if not (about.kl or about.entropy):
+            part = part[batch.advantages[part] != 0]
+        used = sorted(set(batch.row[part].tolist()))
+        if len(used) == len(batch.sequences):
+            yield from ((micro, micro.places) for micro in self._micro(batch.rows))
+            return
+        places = batch.places_of(used)
+        for micro in self._micro(self._rows([batch.sequences[n] for n in used])):
+            yield micro, places[micro.places]
+
     def _advantages(self, batch: TrainingBatch, old: torch.Tensor) -> tuple[torch.Tensor, float]:
         """(S,) advantages with the distillation term, and the fraction of tokens with a teacher."""
         if not self._config.distillation.hints:
@@ -172,11 +191,7 @@ class Learner:
         about = self._config.algorithm
         weights = torch.zeros_like(old)
         weights[part] = algorithms.token_weights(batch.episode[part], about.aggregation, rows=batch.row[part])
-        used = set(batch.row[part].tolist())
-        rows = batch.rows if len(part) == len(old) else self._rows([batch.sequences[n] for n in sorted(used)])
-        places = None if rows is batch.rows else batch.places_of(sorted(used))
-        for micro in self._micro(rows):
-            at = micro.places if places is None else places[micro.places]
+        for micro, at in self._computed(batch, part):
             logp, entropy = token_logprobs(
                 self.policy.module, micro, temperature=batch.temperature, learn_entropy=about.entropy > 0
             )

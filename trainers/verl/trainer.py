@@ -38,7 +38,7 @@ from clawgym.errors import TrainingError
 from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import ScoredEpisode, batch_metrics, distilled_advantages, scores_of
+from clawgym.trainers.credit import ScoredEpisode, batch_metrics, distilled_advantages, scores_of, trained_episodes
 from clawgym.trainers.verl.formulas import NAME, batch_token_weights
 from clawgym.trainers.verl.queue_entries import episodes_of_tags, imitation_entry, interleave, pad_like
 from clawgym.trainers.verl.timeline import Span
@@ -231,16 +231,21 @@ class _ClawGymTrainer(PPOTrainer):
             process_weight=self.callbacks.process_weight,
             metrics=process_metrics,
         )
-        weights = factors = batch_token_weights(mask, episode, train)
-        if train.algorithm.old == "recompute":
-            factors = weights * algorithms.truncated_importance(
-                whole["old_log_probs"], whole["rollout_log_probs"], cap=train.algorithm.importance_cap
-            )
         trained = mask.bool()
+        signal = given != 0
         if train.distillation.hints:
             teacher = torch.where(trained, whole["teacher_log_probs"], torch.nan)
             given = distilled_advantages(given, whole["old_log_probs"], teacher, train.distillation)
             process_metrics["opd/tokens_taught_frac"] = float(teacher[trained].isfinite().float().mean())
+            signal |= teacher.isfinite()
+        used = trained_episodes(scored, episode[signal.any(1)].tolist(), train)
+        process_metrics["rollout/groups_trained"] = float(len({scored[n].group for n in used}))
+        weighted = trained & torch.isin(episode, torch.tensor(used, dtype=episode.dtype))[:, None]
+        weights = factors = batch_token_weights(weighted, episode, train)
+        if train.algorithm.old == "recompute":
+            factors = weights * algorithms.truncated_importance(
+                whole["old_log_probs"], whole["rollout_log_probs"], cap=train.algorithm.importance_cap
+            )
         apart = (whole["old_log_probs"].exp() - whole["rollout_log_probs"].exp()).abs()[trained]
         self._numbers = sorted({tag["number"] for tag in batch.tags if not tag.get("is_padding")})
         lags = [self.version - tag["min_global_steps"] for tag in batch.tags if not tag.get("is_padding")]

@@ -116,6 +116,33 @@ def test_zero_variance_groups_change_nothing(folder: Path) -> None:
     assert torch.equal(before, weights(learner))
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_zero_variance_groups_leave_the_batch(folder: Path, minibatches: int) -> None:
+    """The update is that of a batch without them, and their sequences are not computed."""
+    mixed = [episode_of(n, float(n % 2), [sample_of((9, 20 + n), (0, 1), (-1.0,))]) for n in range(4)]
+    same = [episode_of(9 + n, 1.0, [sample_of((9, 30 + n), (0, 1), (-1.0,))]) for n in range(8)]
+    about = config(algorithm={"minibatches": minibatches, "aggregation": "token"})
+    found = []
+    for groups in ([mixed], [mixed, same]):
+        learner = start(folder, about)
+        batch = on_policy(make_batch(batch_of(groups), about, seed=0), learner.policy)
+        learner.train_step(batch, seed=0)
+        found.append(weights(learner))
+    assert torch.equal(*found)
+    assert batch.metrics["rollout/groups_trained"] == 1
+    assert batch.metrics["rollout/group_all_one_frac"] == 0.5
+    assert make_batch(batch_of([mixed, same]), config(algorithm={"kl": 0.1}), seed=0).trained == tuple(range(12))
+
+
+def test_imitation_has_as_many_updates_without_a_group_to_train_on(folder: Path) -> None:
+    about = config(algorithm={"minibatches": 3, "imitation": 1.0})
+    same = batch_of([[episode_of(n, 1.0, [sample_of((9, 20 + n), (0, 1), (-1.0,))]) for n in range(3)]])
+    learner = start(folder, about)
+    data = ImitationData([MaskedSequence((9, 21, 22), (0, 1, 1))], about, Renderer(folder))
+    learner.train_step(make_batch(same, about, seed=0), seed=0, imitation=data)
+    assert learner.updates == 3
+
+
 def test_episodes_are_weighted_equally_with_several_sequences(folder: Path) -> None:
     whole = sample_of((9, 10, 21, 22, 23, 24), (0, 0, 1, 1, 1, 1), (-1.0,) * 4)
     halves = [sample_of((9, 10, 21, 22), (0, 0, 1, 1), (-1.0,) * 2),
