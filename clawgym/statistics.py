@@ -15,12 +15,34 @@ from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
-__all__ = ["CONFIDENCE", "Estimate", "bootstrap", "mean", "pass_at_k", "pass_hat_k", "rate", "student_t", "wilson"]
+__all__ = [
+    "CONFIDENCE",
+    "Estimate",
+    "as_float",
+    "bootstrap",
+    "mean",
+    "pass_at_k",
+    "pass_hat_k",
+    "rate",
+    "student_t",
+    "wilson",
+]
 
 CONFIDENCE = 0.95
 _RESAMPLES = 10_000
 _AT_ONCE = 2_000_000
 """Most values drawn at once, to bound memory."""
+
+
+def as_float(value: float | str) -> float:
+    """``float(value)``; infinite for an integer that no float can hold, as JSON from outside may have it.
+
+    Raises ValueError and TypeError as ``float`` does.
+    """
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(frozen=True, slots=True)

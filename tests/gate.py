@@ -116,6 +116,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # its skips are reported by the process that started it
+        return
     found, most, before = _skips(config), os.environ.get("CLAWGYM_MOST_SKIPS"), _skips_before()
     if found and (most or required()):
         terminalreporter.section(f"{len(found)} skipped" + (f", at most {most} allowed" if most else ""))

@@ -84,6 +84,14 @@ def test_skips_of_earlier_parts_count(tmp_path: Path) -> None:
         assert len(so_far.read_text().split()) == number + 1
 
 
+def test_skips_of_workers_count_once(tmp_path: Path) -> None:
+    so_far = tmp_path / "skips"
+    env = {"CLAWGYM_MOST_SKIPS": "9", "CLAWGYM_REQUIRE": "", "CLAWGYM_SKIPS_SO_FAR": str(so_far), "PATH": "/nowhere"}
+    done = _pytest("tests/desktop/test_desktop.py", "-n", "2", "-k", "test_a_text_is_typed_and_saved", **env)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout
+    assert so_far.read_text().split() == ["1"]
+
+
 def _parts() -> list[str]:
     """What the recipes of the Makefile's test and check select: the expressions after ``-m``."""
     rules = re.findall(r"^(unit|check):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)

@@ -15,6 +15,7 @@ from clawgym.errors import ClawGymError, EngineError, GradingError, traceback_of
 from clawgym.offload import offloaded
 from clawgym.records import Grader, Submission, Task, TaskFile, VerifierSpec
 from clawgym.registry import graders
+from clawgym.statistics import as_float
 from clawgym.verifiers.protocols.base import LOG_BYTES, Subject, VerifierReport, scored
 from clawgym.verifiers.workspace import compose
 
@@ -51,7 +52,7 @@ def checked(scores: Any, grader: str) -> dict[str, float]:
     """A grader's answer as named numbers. Raises :class:`ValueError` if it is invalid."""
     if not isinstance(scores, Mapping) or not 0 < len(scores) <= _MOST_CHECKS:
         raise ValueError(f"grader {grader!r} must return a mapping of 1 to {_MOST_CHECKS} names to scores: correct it")
-    found = {str(name): float(score) for name, score in scores.items()}
+    found = {str(name): as_float(score) for name, score in scores.items()}
     if bad := [name for name, score in found.items() if not math.isfinite(score)]:
         raise ValueError(f"grader {grader!r} gave check {bad[0]!r} a score that is not finite: correct it")
     return found

@@ -20,7 +20,7 @@ from clawgym import statistics
 from clawgym.evaluation.paired import detectable_for_one
 from clawgym.records import Outcome, Usage
 from clawgym.records.run_folder import RunFolder, RunManifest
-from clawgym.statistics import Estimate
+from clawgym.statistics import Estimate, as_float
 
 __all__ = [
     "JUDGED",
@@ -222,7 +222,7 @@ def strict(row: Row) -> float:
 
 def official(row: Row) -> float:
     """The official score of a graded row, clipped to [0, 1]; 0 if the verifier did not run or printed NaN."""
-    value = float((row["result"] or {}).get("official") or 0.0)
+    value = as_float((row["result"] or {}).get("official") or 0.0)
     return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 

@@ -18,6 +18,7 @@ from clawgym.pool._schema import episodes, groups, images, turn_rewards, turns
 from clawgym.pool.sequences import Shape, paths_of
 from clawgym.pool.states import EpisodeEnd
 from clawgym.records import Image, Outcome, Turn
+from clawgym.statistics import as_float
 
 __all__ = ["ENDS", "append", "close", "locked", "open_episode", "open_group", "put_images", "reward"]
 
@@ -32,7 +33,7 @@ def number(where: str, value: float | None) -> float | None:
     """``value`` as a float, or :class:`PoolError` if it is not finite."""
     if value is None:
         return None
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not isinstance(value, int | float) or not math.isfinite(as_float(value)):
         raise PoolError(f"{where}: {value!r} is not a finite number: correct it")
     return float(value)
 

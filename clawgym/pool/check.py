@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 from clawgym.records import Role, Turn, prompt_ids
+from clawgym.statistics import as_float
 
 __all__ = ["TraceFinding", "TraceTurn", "TraceVerdict", "TokenizerLike", "check", "trace_of"]
 
@@ -240,7 +241,7 @@ def _logprobs(verdict: TraceVerdict, index: int, turn: TraceTurn, mask: np.ndarr
     if len(values) != count:
         verdict.add(index, "broken", "logprobs", f"{len(turn.logprobs)} log-probs for {count} sampled ids")
         return None
-    if not all(isinstance(v, Real) and math.isfinite(v) and v <= 0 for v in values):
+    if not all(isinstance(v, Real) and math.isfinite(as_float(v)) and v <= 0 for v in values):
         verdict.add(index, "broken", "logprobs", "a log-prob is not a finite number of at most 0")
         return None
     return np.array(values, dtype=np.float64)

@@ -17,6 +17,7 @@ from clawgym.agents.script import script_command
 from clawgym.errors import SandboxDied, SandboxError
 from clawgym.records import Task
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
+from clawgym.statistics import as_float
 from clawgym.verifiers.scores import last_line_score
 
 __all__ = ["OriginalScore", "original_score_of"]
@@ -90,9 +91,9 @@ async def _harbor(task: Task, sandbox: Sandbox) -> OriginalScore:
         except (SandboxError, ValueError):
             continue
         if isinstance(data, dict) and data:
-            data = data.get("reward", sum(map(float, data.values())) / len(data))
+            data = data.get("reward", sum(map(as_float, data.values())) / len(data))
         if isinstance(data, int | float):
-            return _finite(float(data))
+            return _finite(as_float(data))
     return OriginalScore(0.0, "no result")
 
 
