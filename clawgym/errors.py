@@ -14,6 +14,7 @@ __all__ = [
     "ClawGymError",
     "ComparisonRefused",
     "ContextLengthExceeded",
+    "DownloadError",
     "EngineError",
     "EnvError",
     "EpisodeClosed",
@@ -51,6 +52,10 @@ class TaskError(ClawGymError, ValueError):
 
 class TaskSetNotFound(ClawGymError, LookupError):
     """No task set has this name. The message lists where it was searched for."""
+
+
+class DownloadError(ClawGymError, LookupError):
+    """A file of the package index cannot be downloaded, or is not the pinned one."""
 
 
 class UnsupportedTask(ClawGymError):

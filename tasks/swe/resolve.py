@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Sequence
 
 from clawgym.errors import TaskError, TaskSetNotFound
-from clawgym.tasks.layers import Lock, Wheel, index_of
+from clawgym.package_index import index_of
+from clawgym.tasks.layers import Lock, Wheel
 from clawgym.tasks.swe.sources import Sdist, Source
 
 __all__ = ["find_sdist", "normal", "resolve"]

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from clawgym.cache import Progress, cache_folder, filled
 from clawgym.errors import TaskError
+from clawgym.package_index import fetch
 from clawgym.records import TaskFile, check_relative_path
-from clawgym.tasks.layers import DISK, check_digest, fetch
+from clawgym.tasks.layers import DISK, check_digest
 
 __all__ = ["Sdist", "Source", "read_source"]
 
@@ -103,7 +104,7 @@ class Source:
 def read_source(sdist: Sdist, *, progress: Progress | None = None) -> Source:
     """Download and unpack ``sdist`` (once on each machine), and read it.
 
-    Raises :class:`TaskSetNotFound` if it cannot be downloaded, :class:`TaskError` if it is damaged or too large, and
+    Raises :class:`DownloadError` if it cannot be downloaded, :class:`TaskError` if it is damaged or too large, and
     :class:`MissingDependency` without the extra ``packages``.
     """
     tell = progress or (lambda what, done, total: None)

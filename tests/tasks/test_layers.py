@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.errors import MissingDependency, TaskError, TaskSetNotFound
+from clawgym import package_index
+from clawgym.errors import DownloadError, MissingDependency, TaskError
 from clawgym.sandbox import Backend, SandboxSpec
 from clawgym.tasks import layers
 from clawgym.tasks.layers import Lock, Wheel
@@ -119,27 +120,27 @@ def test_invalid_locks_raise(text: str, said: str):
 def test_wrong_digest_raises(index: Index):
     one = add(index, "one", {"one.py": ""})
     index.files["one"][one.filename] += b"more"
-    with pytest.raises(TaskSetNotFound, match="not the pinned file"):
+    with pytest.raises(DownloadError, match="not the pinned file"):
         layers.prepare(Lock("test", (one,)))
     assert [p for p in layers.cache_folder("packages").iterdir() if not p.name.startswith(".")] == []
 
 
 def test_missing_package_is_named(index: Index):
     one = add(index, "one", {"one.py": ""})
-    with pytest.raises(TaskSetNotFound, match="no such package"):
-        layers.fetch("nowhere", "nowhere-1-py3-none-any.whl", "0" * 64)
-    with pytest.raises(TaskSetNotFound, match=r"has no one-2\.0-py3-none-any\.whl"):
-        layers.fetch("one", "one-2.0-py3-none-any.whl", one.sha256)
+    with pytest.raises(DownloadError, match="no such package"):
+        package_index.fetch("nowhere", "nowhere-1-py3-none-any.whl", "0" * 64)
+    with pytest.raises(DownloadError, match=r"has no one-2\.0-py3-none-any\.whl"):
+        package_index.fetch("one", "one-2.0-py3-none-any.whl", one.sha256)
 
 
 def test_offline_error_has_remedy(index: Index, monkeypatch: pytest.MonkeyPatch):
     one = add(index, "one", {"one.py": ""})
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:1/simple/")
-    with pytest.raises(TaskSetNotFound, match="go online, or set PIP_INDEX_URL") as caught:
+    with pytest.raises(DownloadError, match="go online, or set PIP_INDEX_URL") as caught:
         layers.prepare(Lock("test", (one,)))
     assert "secret" not in str(caught.value)
     monkeypatch.setenv("PIP_INDEX_URL", "file:///somewhere/simple")
-    with pytest.raises(TaskSetNotFound, match="not an http"):
+    with pytest.raises(DownloadError, match="not an http"):
         layers.prepare(Lock("test", (one,)))
     monkeypatch.delenv("PIP_INDEX_URL")
     monkeypatch.setenv("UV_DEFAULT_INDEX", index.address.rstrip("/"))
@@ -219,7 +220,7 @@ def test_index_configured_in_pip_is_used(tmp_path: Path):
     (tmp_path / "pip" / "pip.conf").write_text("[global]\nindex-url = http://127.0.0.1:9/simple\n")
     env = {k: v for k, v in os.environ.items() if k not in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX")}
     done = subprocess.run(
-        [sys.executable, "-c", "from clawgym.tasks import layers; print(layers._address())"],
+        [sys.executable, "-c", "from clawgym import package_index; print(package_index._address())"],
         env={**env, "XDG_CONFIG_HOME": str(tmp_path)},
         capture_output=True,
         text=True,

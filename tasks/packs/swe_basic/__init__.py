@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Literal
 
-from clawgym.errors import TaskError, TaskSetNotFound
+from clawgym.errors import DownloadError, TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
 from clawgym.registry import did_you_mean, packs
 
@@ -47,7 +47,7 @@ def recipe(package: str) -> Recipe:
 def load(split: Literal["train", "heldout"] = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
     """Return the tasks of a split. Missing packages are downloaded, with progress on stderr.
 
-    Raises :class:`TaskSetNotFound` for an unknown split or if a package cannot be downloaded, :class:`TaskError` if
+    Raises :class:`TaskSetNotFound` for an unknown split, :class:`DownloadError` if a package cannot be downloaded, :class:`TaskError` if
     ``seeds`` are given, and :class:`MissingDependency` if a download needs the extra ``packages``.
     """
     if split not in PACKAGES:
@@ -65,8 +65,8 @@ def taskset(name: str, packages: Sequence[str]) -> TaskSet:
     try:
         with _shown() as progress:
             tasks = build_all(wanted, progress=progress)
-    except TaskSetNotFound as error:
-        raise TaskSetNotFound(f"{name} needs packages that are not on this machine: {error}") from error
+    except DownloadError as error:
+        raise DownloadError(f"{name} needs packages that are not on this machine: {error}") from error
     return TaskSet(name, tuple(tasks), VERSION)
 
 

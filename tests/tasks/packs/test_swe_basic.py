@@ -14,7 +14,7 @@ import pytest
 from clawgym.agents.noop import NoopAgent
 from clawgym.agents.oracle import OracleAgent
 from clawgym.agents.script import ScriptAgent
-from clawgym.errors import TaskError, TaskSetNotFound
+from clawgym.errors import DownloadError, TaskError, TaskSetNotFound
 from clawgym.records import Outcome
 from clawgym.sandbox import Backend
 from clawgym.tasks import load
@@ -90,7 +90,7 @@ def test_unknown_split_seed_or_package_raises(monkeypatch: pytest.MonkeyPatch, t
         pack.recipe("h12")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
-    with pytest.raises(TaskSetNotFound, match=r"swe-basic:heldout needs packages .*: go online, or set PIP_INDEX"):
+    with pytest.raises(DownloadError, match=r"swe-basic:heldout needs packages .*: go online, or set PIP_INDEX"):
         load("swe-basic:heldout")
 
 
@@ -100,7 +100,7 @@ def smallest() -> str:
     try:
         read_source(pack.recipe("inflection").source)
         pack.taskset("try", ["inflection"])
-    except TaskSetNotFound as error:
+    except DownloadError as error:
         pytest.skip(str(error))
     return "inflection"
 
