@@ -13,6 +13,7 @@ from clawgym.agents.script import ScriptAgent
 from clawgym.agents.sloppy import SloppyAgent
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines import Engine, OpenAIEngine, Sampling
+from clawgym.engines.packaged import PACKAGED
 from clawgym.errors import AgentError
 from clawgym.registry import agents
 
@@ -121,13 +122,23 @@ def _engine_of(name: str, endpoint: dict[str, Any], engine: Any) -> Any:
     if engine is None:
         if "model" not in endpoint:
             raise AgentError(
-                f"agent {name!r} needs a model: give --model, and --base-url unless it is at OpenAI (in Python: model= "
-                "and base_url=, or engine=)"
+                f"agent {name!r} needs a model: give --model ({', '.join(PACKAGED)} runs here), and --base-url unless it "
+                "is at OpenAI (in Python: model= and base_url=, or engine=)"
             )
+        if _is_local(endpoint):
+            from clawgym.gateway.local_engine import LocalEngine
+
+            return LocalEngine(endpoint["model"])
         return OpenAIEngine(**endpoint)
     if endpoint:
         raise AgentError(f"engine= already sets {', '.join(sorted(endpoint))}: leave one of the two out")
     return engine
+
+
+def _is_local(endpoint: dict[str, Any]) -> bool:
+    """Whether the model runs in this process: a packaged model or a folder, and no endpoint is named."""
+    model = str(endpoint["model"])
+    return "base_url" not in endpoint and (model in PACKAGED or Path(model).expanduser().is_dir())
 
 
 @agents.register("replay")

@@ -45,7 +45,8 @@ class ToolLoopAgent:
         engine: the engine to sample from; on the command line, --model and --base-url name one.
         sampling: sampling parameters. Without a seed, the seed of the episode is used.
         protocol: ``tools`` (OpenAI tool calls) or ``text`` (one bash block per reply, for models without tool calls,
-            on tasks without tools of their own).
+            on tasks without tools of their own). ``auto``: ``text`` for a model in this process whose chat template has
+            no tools, else ``tools``.
         system_prompt: replaces :data:`SYSTEM_PROMPT` and, for tasks with tools of their own, :data:`TOOLS_PROMPT`.
             Instructions for the protocol are appended to it.
         max_malformed: the episode ends after so many replies in a row without a valid call: as submitted if the last
@@ -63,12 +64,14 @@ class ToolLoopAgent:
         engine: Engine,
         *,
         sampling: Sampling | None = None,
-        protocol: Literal["tools", "text"] = "tools",
+        protocol: Literal["auto", "tools", "text"] = "auto",
         system_prompt: str | None = None,
         max_malformed: int = 3,
     ) -> None:
+        if protocol == "auto":
+            protocol = "tools" if getattr(engine, "takes_tools", True) else "text"
         if protocol not in _PROTOCOLS:
-            raise AgentError(f"unknown protocol {protocol!r}: use 'tools' or 'text'")
+            raise AgentError(f"unknown protocol {protocol!r}: use 'auto', 'tools' or 'text'")
         self._engine = engine
         self._sampling = sampling or Sampling()
         self._protocol = _PROTOCOLS[protocol]()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from clawgym.engines.packaged import PACKAGED, packaged_folder
 from clawgym.errors import EngineError
 
 __all__ = [
@@ -44,13 +45,16 @@ _BOUNDS = {
 
 
 def model_folder(model: str | Path, *, weights: bool = True) -> Path:
-    """The checked folder of a model: ``model`` itself, or a download from the Hub, in the Hub client's cache.
+    """The checked folder of a model: ``model`` itself, a packaged model (:mod:`clawgym.engines.packaged`), or one that is
+    downloaded from the Hub into its client's cache.
 
     ``weights=False``: download only the description. Raises :class:`~clawgym.errors.EngineError` if it is missing or
     refused by :func:`check_folder`.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
+        if model in PACKAGED:
+            return packaged_folder(str(model))
         if isinstance(model, Path) or not HUB_NAME.fullmatch(model):
             raise EngineError(f"{model}: no such folder: correct the path, or give a name on the Hub")
         folder = _of_hub(model, weights)
