@@ -122,8 +122,8 @@ def _engine_of(name: str, endpoint: dict[str, Any], engine: Any) -> Any:
     if engine is None:
         if "model" not in endpoint:
             raise AgentError(
-                f"agent {name!r} needs a model: give --model ({', '.join(PACKAGED)} runs here), and --base-url unless it "
-                "is at OpenAI (in Python: model= and base_url=, or engine=)"
+                f"agent {name!r} needs a model: give --model ({', '.join(PACKAGED)} runs here), and --base-url unless "
+                "it is at OpenAI (in Python: model= and base_url=, or engine=)"
             )
         if _is_local(endpoint):
             from clawgym.gateway.local_engine import LocalEngine

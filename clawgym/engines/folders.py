@@ -45,8 +45,8 @@ _BOUNDS = {
 
 
 def model_folder(model: str | Path, *, weights: bool = True) -> Path:
-    """The checked folder of a model: ``model`` itself, a packaged model (:mod:`clawgym.engines.packaged`), or one that is
-    downloaded from the Hub into its client's cache.
+    """The checked folder of a model: ``model`` itself, a packaged model (:mod:`clawgym.engines.packaged`), or one
+    that is downloaded from the Hub into its client's cache.
 
     ``weights=False``: download only the description. Raises :class:`~clawgym.errors.EngineError` if it is missing or
     refused by :func:`check_folder`.
