@@ -47,8 +47,9 @@ def recipe(package: str) -> Recipe:
 def load(split: Literal["train", "heldout"] = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
     """Return the tasks of a split. Missing packages are downloaded, with progress on stderr.
 
-    Raises :class:`TaskSetNotFound` for an unknown split, :class:`DownloadError` if a package cannot be downloaded, :class:`TaskError` if
-    ``seeds`` are given, and :class:`MissingDependency` if a download needs the extra ``packages``.
+    Raises :class:`TaskSetNotFound` for an unknown split, :class:`DownloadError` if a package cannot be downloaded,
+    :class:`TaskError` if ``seeds`` are given, and :class:`MissingDependency` if a download needs the extra
+    ``packages``.
     """
     if split not in PACKAGES:
         raise TaskSetNotFound(f"{NAME} has no split {split!r}: choose 'train' or 'heldout'")
