@@ -4,7 +4,8 @@ A name is found in one of three places, in this order:
 
 1. built in: a module of this library registers it with the decorator below;
 2. an entry point of an installed package, in the group of its kind (``clawgym.agents``, ``clawgym.sandboxes``);
-3. ``package.module:thing``: any object that Python can import.
+3. ``package.module:thing``: any object that Python can import. Names that start with a prefix of their kind are made
+   by a function instead: ``verl:gpg`` is verl's own loss ``gpg``.
 
 >>> from clawgym.registry import agents
 >>> @agents.register("lazy")
@@ -98,6 +99,7 @@ class Registry:
         error: raised for an unknown name and for options that do not fit.
         called: whether the library calls a thing with arguments of its own, which come first; its options are then
             its keyword-only parameters.
+        prefixes: prefix -> ``package.module:function``, which makes the thing called ``prefix:NAME`` from NAME.
     """
 
     def __init__(
@@ -108,9 +110,10 @@ class Registry:
         error: type[ClawGymError] = ClawGymError,
         *,
         called: bool = False,
+        prefixes: Mapping[str, str] = {},
     ) -> None:
         self.kind, self.group, self.error, self._called = kind, group, error, called
-        self._packages = tuple(packages)
+        self._packages, self._prefixes = tuple(packages), prefixes
         self._here: dict[str, Any] = {}
         self.on_register: Callable[[str, Any], None] = lambda name, thing: None
         """Told of each name that is registered in this process, with its thing."""
@@ -155,7 +158,10 @@ class Registry:
                 raise self.error(
                     f"{self.kind} {name!r} of {owner} cannot be imported ({error}): repair or uninstall {owner}"
                 ) from error
-        if ":" in name:
+        prefix, colon, rest = name.partition(":")
+        if colon and prefix in self._prefixes:
+            return self._import(self._prefixes[prefix])(rest)
+        if colon:
             return self._import(name)
         raise self.unknown(name)
 
@@ -383,7 +389,14 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f" Did you mean {folded[close[0]]!r}?" if close else ""
 
 
-advantages = Registry("advantage", "clawgym.advantages", ["clawgym.trainers"], TrainingError, called=True)
+advantages = Registry(
+    "advantage",
+    "clawgym.advantages",
+    ["clawgym.trainers"],
+    TrainingError,
+    called=True,
+    prefixes={"verl": "clawgym.trainers.verl.from_verl:advantage"},
+)
 agents = Registry("agent", "clawgym.agents", ["clawgym.agents"], AgentError)
 dialects = Registry("dialect", "clawgym.dialects", ["clawgym.gateway.dialects"], GatewayError)
 engines = Registry("engine", "clawgym.engines", ["clawgym.engines"], EngineError)
@@ -391,7 +404,14 @@ envs = Registry("env", "clawgym.envs", ["clawgym.envs"], EnvError)
 formats = Registry("format", "clawgym.formats", ["clawgym.tasks.formats"], TaskError)
 graders = Registry("grader", "clawgym.graders", ["clawgym.rewards"], GradingError)
 judges = Registry("judge", "clawgym.judges", ["clawgym.rewards", "clawgym.simulation"], TrainingError)
-losses = Registry("loss", "clawgym.losses", ["clawgym.trainers"], TrainingError, called=True)
+losses = Registry(
+    "loss",
+    "clawgym.losses",
+    ["clawgym.trainers"],
+    TrainingError,
+    called=True,
+    prefixes={"verl": "clawgym.trainers.verl.from_verl:loss"},
+)
 packs = Registry("pack", "clawgym.packs", ["clawgym.tasks.packs"], TaskSetNotFound)
 parsers = Registry("parser", "clawgym.parsers", ["clawgym.gateway"], GatewayError)
 sandboxes = Registry("sandbox", "clawgym.sandboxes", ["clawgym.sandbox"], SandboxUnavailable)

@@ -187,7 +187,7 @@ class Prompt(ChatDialect):
         return {"text": "".join([delta.text async for delta in deltas])}
 '''
 LOSS = '''
-def reinforce(logp, old_logp, advantages, weights, importance=None, *, scale: float = 1.0):
+def reinforce(logp, old_logp, advantages, weights, importance=None, sequences=None, *, scale: float = 1.0):
     """REINFORCE, without a clip.
 
     Args:

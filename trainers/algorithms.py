@@ -1,8 +1,8 @@
 """The formulas of training: advantages, token weights and losses as pure functions on tensors.
 
 Shapes: E episodes, N steps (turns), S trained tokens (flat over a whole batch), V vocabulary, K kept ids. Functions
-that are elementwise over S also take padded (B, T) tensors. Padding has weight 0, and :func:`policy_loss` ignores all
-other values there.
+that are elementwise over S also take padded (B, T) tensors. Padding has weight 0, and the losses ignore all other
+values there.
 
 Invariants: episodes are weighted equally in every baseline. A group of one and a zero-variance group have advantage
 exactly 0. No function keeps state. Advantages and importance weights carry no gradient. Labels (groups, episodes,
@@ -39,10 +39,13 @@ __all__ = [
     "Aggregation",
     "batch_advantages",
     "centred_advantages",
+    "cispo_loss",
     "combined",
     "distillation_advantages",
     "entropy",
     "group_advantages",
+    "gspo_loss",
+    "importance_weights",
     "integrated_advantages",
     "kl",
     "no_outcome_advantages",
@@ -54,7 +57,6 @@ __all__ = [
     "token_weights",
     "topk_overlap",
     "topk_reverse_kl",
-    "truncated_importance",
 ]
 
 Aggregation = Literal["token", "episode", "sequence", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -308,8 +310,8 @@ def token_weights(
     - ``sequence``: 1 / (R * T_r), the same for the R training sequences (verl's ``seq-mean-token-mean``; GRPO, arXiv
       2402.03300, equation 3).
     - ``seq-mean-token-sum``: 1 / R, as in verl. The weights do not sum to 1; long sequences weigh more.
-    - ``seq-mean-token-sum-norm``: 1 / (R * ``norm``), with a constant length ``norm`` (verl's ``loss_scale_factor``;
-      Dr. GRPO, arXiv 2503.20783). The weights do not sum to 1.
+    - ``seq-mean-token-sum-norm``: 1 / (R * ``norm``), with a constant length ``norm`` in tokens (verl's
+      ``loss_scale_factor``; Dr. GRPO, arXiv 2503.20783). The weights do not sum to 1.
     """
     if episodes.dim() != 1:
         raise ValueError(f"episodes {tuple(episodes.shape)}: give a flat tensor of trained tokens: episodes[mask]")
@@ -332,15 +334,25 @@ def token_weights(
     return weights.float()
 
 
-def truncated_importance(
-    old_logp: Tensor, rollout_logp: Tensor, *, cap: float = 2.0, rows: Tensor | None = None
+def importance_weights(
+    old_logp: Tensor, rollout_logp: Tensor, *, cap: float = 2.0, rows: Tensor | None = None, masked: bool = False
 ) -> Tensor:
-    """Truncated importance sampling: min(pi_old / pi_rollout, cap), between the trainer's and the engine's log-probs.
+    """Importance weights between the trainer's and the engine's log-probs: min(pi_old / pi_rollout, cap).
 
-    (S,), (S,) -> (S,), without gradient. With ``rows`` (S,), for flat tensors only, the ratio is the product over a
-    training sequence, the same for each of its tokens. It is unbiased for ``cap`` -> infinity, with a high variance.
+    (S,), (S,) -> (S,), without gradient. This is truncated importance sampling (TIS). It is unbiased for ``cap`` ->
+    infinity, with a high variance.
+
     Source: "Truncated Importance Sampling" (Ionides 2008); between engines: "Your Efficient RL Framework Secretly
-    Brings You Off-Policy RL Training" (2025); verl's ``rollout_is`` ``token`` and ``sequence``.
+    Brings You Off-Policy RL Training" (2025), verl's ``rollout_is`` ``token`` and ``sequence``; masked: "When Speed
+    Kills Stability" (Liu et al. 2025), verl's ``rollout_rs`` ``token_k1`` and ``seq_sum_k1`` with one bound.
+
+    Args:
+        old_logp: log-probs of the trainer before the step.
+        rollout_logp: log-probs that the engine reported.
+        cap: bound of the weights.
+        rows: (S,) the training sequence of each token, for flat tensors only. If given, the ratio is the product over
+            the training sequence, the same for each of its tokens.
+        masked: a ratio above ``cap`` has weight 0, not ``cap``: masked importance sampling (MIS).
     """
     same_shape(old_logp=old_logp, rollout_logp=rollout_logp)
     gap = (real(old_logp) - real(rollout_logp)).detach()
@@ -348,7 +360,8 @@ def truncated_importance(
         same_shape(old_logp=old_logp, rows=rows)
         row = index_of(rows)
         gap = sum_by(gap.double(), row)[row].to(gap.dtype)
-    return gap.clamp(max=_MAX_LOG_RATIO).exp().clamp(max=cap)
+    ratio = gap.clamp(max=_MAX_LOG_RATIO).exp()
+    return ratio.masked_fill(ratio > cap, 0.0) if masked else ratio.clamp(max=cap)
 
 
 @losses.register("ppo")
@@ -358,6 +371,7 @@ def policy_loss(
     advantages: Tensor,
     weights: Tensor,
     importance: Tensor | None = None,
+    sequences: Tensor | None = None,
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
@@ -365,8 +379,8 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped loss: sum_s w_s * c_s * max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A), r = pi / pi_old.
 
-    All inputs (S,); returns a scalar loss and metrics. ``importance`` is c_s, from :func:`truncated_importance`.
-    Gradients flow through ``logp`` only.
+    All inputs (S,); returns a scalar loss and metrics. ``importance`` is c_s, from :func:`importance_weights`;
+    ``sequences`` is not used. Gradients flow through ``logp`` only.
 
     Metrics are scalars without gradient, over tokens with non-zero weight: ``clip_fraction`` (tokens without gradient
     because of clipping) = ``clip_fraction_low`` + ``clip_fraction_high``; ``dual_clip_fraction``; ``ratio_mean``,
@@ -381,39 +395,142 @@ def policy_loss(
         clip_high: r is clipped at 1 + clip_high.
         dual_clip: bound above 1; the loss of a token with a negative advantage is at most -dual_clip * A.
     """
-    same_shape(logp=logp, old_logp=old_logp, advantages=advantages, weights=weights)
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip={dual_clip}: give a bound above 1 (3 is usual), or None")
-    trained = weights != 0
-    logp, old = real(logp), real(old_logp).detach()
-    log_ratio = torch.where(trained, logp - old, torch.zeros_like(logp)).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    gain = torch.where(trained, advantages, torch.zeros_like(advantages)).detach()
+    trained, log_ratio, gain = _ratios(logp, old_logp, advantages, weights)
     ratio = log_ratio.exp()
-    plain, clipped = -gain * ratio, -gain * ratio.clamp(1 - clip_low, 1 + clip_high)
-    losses = torch.maximum(plain, clipped)
+    losses, clipped = _clipped(ratio, gain, clip_low, clip_high)
     bounded = torch.zeros_like(trained)
     if dual_clip is not None:
         bounded = (gain < 0) & (losses > -gain * dual_clip)
         losses = torch.where(bounded, -gain * dual_clip, losses)
-    if importance is not None:
-        same_shape(logp=logp, importance=importance)
-        losses = losses * torch.where(trained, importance, torch.zeros_like(importance)).detach()
-    loss = (weights.detach() * losses).sum()
+    fractions = clipped | {"dual_clip_fraction": bounded}
+    return _weighted(losses, weights, importance), _seen(trained, log_ratio, ratio, fractions)
 
-    with torch.no_grad():
-        tokens = trained.sum()
-        n = tokens.clamp(min=1)
-        low, high = ((clipped > plain) & (gain < 0)).sum() / n, ((clipped > plain) & (gain > 0)).sum() / n
-        return loss, {
-            "clip_fraction": low + high,
-            "clip_fraction_low": low,
-            "clip_fraction_high": high,
-            "dual_clip_fraction": bounded.sum() / n,
-            "ratio_mean": (ratio * trained).sum() / n,
-            "ratio_max": (ratio * trained).amax() if ratio.numel() else ratio.new_zeros(()),
-            "approx_kl": (ratio - 1 - log_ratio).sum() / n,
-            "tokens": tokens,
-        }
+
+@losses.register("gspo")
+def gspo_loss(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    importance: Tensor | None = None,
+    sequences: Tensor | None = None,
+    *,
+    low: float = 3e-4,
+    high: float = 4e-4,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """GSPO: PPO's clipped loss with one ratio for a whole training sequence, the geometric mean of its tokens' ratios.
+
+    sum_s w_s * c_s * max(-r_s A, -clip(r_s, 1 - low, 1 + high) A). The value of r_s is exp(mean log pi / pi_old) over
+    the tokens of its sequence with non-zero weight; its gradient is that of the token alone, r_s * grad log pi. With
+    ``algorithm.aggregation: sequence`` and one advantage for each sequence, loss and gradient are those of the paper.
+
+    Inputs and metrics are those of :func:`policy_loss`, without ``dual_clip_fraction``; ``ratio_mean`` and
+    ``ratio_max`` are of r. Flat tensors need ``sequences``.
+
+    Source: GSPO (arXiv 2507.18071), equations 5 to 7, in the form of equations 13 and 14 (GSPO-token).
+
+    Args:
+        low: r is clipped at 1 - low.
+        high: r is clipped at 1 + high.
+    """
+    trained, log_ratio, gain = _ratios(logp, old_logp, advantages, weights)
+    row = index_of(_sequence_of(logp, sequences)[trained])
+    gaps = log_ratio.detach()[trained]
+    mean = torch.zeros_like(log_ratio)
+    mean[trained] = (sum_by(gaps.double(), row)[row] / count_by(row)).to(mean.dtype)
+    ratio = (log_ratio - log_ratio.detach() + mean).exp()
+    losses, clipped = _clipped(ratio, gain, low, high)
+    return _weighted(losses, weights, importance), _seen(trained, log_ratio, ratio, clipped)
+
+
+@losses.register("cispo")
+def cispo_loss(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    importance: Tensor | None = None,
+    sequences: Tensor | None = None,
+    *,
+    cap: float = 5.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """CISPO: REINFORCE, weighted by the truncated ratio.
+
+    sum_s w_s * c_s * -min(r, cap) * A * log pi, with r = pi / pi_old. min(r, cap) has no gradient, so every token keeps
+    one.
+
+    Inputs and metrics are those of :func:`policy_loss`, except that ``clip_fraction`` is the fraction of tokens with
+    r > cap, which keep their gradient. ``sequences`` is not used.
+
+    Source: CISPO (arXiv 2506.13585), equations 4 and 5, without a lower bound as there.
+
+    Args:
+        cap: bound of the ratio.
+    """
+    if cap <= 0:
+        raise ValueError(f"cap={cap}: give a positive bound of the ratio (5 is the default)")
+    trained, log_ratio, gain = _ratios(logp, old_logp, advantages, weights)
+    ratio = log_ratio.detach().exp()
+    losses = -ratio.clamp(max=cap) * gain * torch.where(trained, real(logp), torch.zeros_like(log_ratio))
+    return _weighted(losses, weights, importance), _seen(
+        trained, log_ratio, ratio, {"clip_fraction": trained & (ratio > cap)}
+    )
+
+
+def _ratios(logp: Tensor, old_logp: Tensor, advantages: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which tokens are trained (bool), their log-ratios (with gradient) and advantages; 0 for the others."""
+    same_shape(logp=logp, old_logp=old_logp, advantages=advantages, weights=weights)
+    trained = weights != 0
+    logp, old = real(logp), real(old_logp).detach()
+    log_ratio = torch.where(trained, logp - old, torch.zeros_like(logp)).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return trained, log_ratio, torch.where(trained, advantages, torch.zeros_like(advantages)).detach()
+
+
+def _clipped(ratio: Tensor, gain: Tensor, low: float, high: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped loss of each token, and which tokens lost their gradient at which bound."""
+    plain, clipped = -gain * ratio, -gain * ratio.clamp(1 - low, 1 + high)
+    lost = clipped > plain
+    return torch.maximum(plain, clipped), {
+        "clip_fraction": lost,
+        "clip_fraction_low": lost & (gain < 0),
+        "clip_fraction_high": lost & (gain > 0),
+    }
+
+
+def _weighted(losses: Tensor, weights: Tensor, importance: Tensor | None) -> Tensor:
+    """The sum of the losses of the tokens with non-zero weight, times weights and importance weights."""
+    if importance is not None:
+        same_shape(losses=losses, importance=importance)
+        losses = losses * torch.where(weights != 0, importance, torch.zeros_like(importance)).detach()
+    return (weights.detach() * losses).sum()
+
+
+@torch.no_grad()
+def _seen(trained: Tensor, log_ratio: Tensor, ratio: Tensor, fractions: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The metrics of a loss. ``fractions``: name -> bool tensor, whose mean over the trained tokens is logged."""
+    tokens = trained.sum()
+    n = tokens.clamp(min=1)
+    return {name: some.sum() / n for name, some in fractions.items()} | {
+        "ratio_mean": (ratio * trained).sum() / n,
+        "ratio_max": (ratio * trained).amax() if ratio.numel() else ratio.new_zeros(()),
+        "approx_kl": (log_ratio.exp() - 1 - log_ratio).sum() / n,
+        "tokens": tokens,
+    }
+
+
+def _sequence_of(logp: Tensor, sequences: Tensor | None) -> Tensor:
+    """The label of the training sequence of each token; by default, each row of a (B, T) tensor is one."""
+    if sequences is None:
+        if logp.dim() != 2:
+            raise ValueError(
+                f"logp {tuple(logp.shape)}: a flat tensor does not say where sequences end: give sequences, one label "
+                "for each token"
+            )
+        return torch.arange(len(logp), device=logp.device)[:, None].expand_as(logp)
+    same_shape(logp=logp, sequences=sequences)
+    return sequences
 
 
 def kl(logp: Tensor, other: Tensor, kind: Literal["k1", "k2", "k3"] = "k3") -> Tensor:

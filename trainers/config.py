@@ -230,25 +230,48 @@ class Algorithm(_Part):
     def _fits(self) -> Algorithm:
         _known(advantages, self.advantage, self.advantage_options)
         _known(losses, self.loss, self.loss_options)
+        if self.length is not None and self.aggregation != "seq-mean-token-sum-norm":
+            raise ValueError(
+                f"length is for aggregation seq-mean-token-sum-norm, not {self.aggregation}: leave out algorithm.length"
+            )
+        if self.old == "rollout" and self.importance != "token":
+            raise ValueError(
+                f"importance {self.importance} has no effect with old: rollout, where the ratio itself is to the "
+                "rollout: set algorithm.old to recompute, or leave out algorithm.importance"
+            )
         return self
 
     advantage: str = "grpo"
     """One of ``clawgym list advantages``, or ``package.module:function``
     (:class:`clawgym.trainers.protocols.Advantage`). ``binary``: the advantage of a turn is the majority of the judge's
-    votes, without outcome, group or baseline (binary RL of arXiv 2603.10165); 0 for a turn without a vote."""
+    votes, without outcome, group or baseline (binary RL of arXiv 2603.10165); 0 for a turn without a vote. With
+    ``trainer: verl`` also ``verl:NAME``, an advantage of verl (``verl:grpo_passk``)."""
     advantage_options: dict[str, Any] = {}
     """Options of the advantage: see ``clawgym list advantages NAME``."""
     loss: str = "ppo"
-    """One of ``clawgym list losses``, or ``package.module:function`` (:class:`clawgym.trainers.protocols.Loss`)."""
+    """One of ``clawgym list losses``, or ``package.module:function`` (:class:`clawgym.trainers.protocols.Loss`). With
+    ``trainer: verl`` also ``verl:NAME``, a loss of verl (``verl:gpg``)."""
     loss_options: dict[str, Any] = {}
     """Further options of the loss. ``clip_low``, ``clip_high`` and ``dual_clip`` below are passed if it has options of
     these names."""
-    aggregation: Literal["token", "episode", "sequence"] = "episode"
+    aggregation: Literal["token", "episode", "sequence", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = "episode"
+    """How the losses of tokens are added: the mean over tokens (``token``), over episodes or over training sequences of
+    the mean over their tokens (``episode``, ``sequence``), or over training sequences of the sum over their tokens
+    (``seq-mean-token-sum``; with ``-norm`` divided by ``length``, as in Dr. GRPO, arXiv 2503.20783)."""
+    length: PositiveInt | None = None
+    """The constant length of ``seq-mean-token-sum-norm``, in tokens: verl's ``loss_scale_factor``, and in Dr. GRPO the
+    most tokens of a response. Left out: ``agent.max_tokens * agent.max_steps``, the most that an episode of the tool
+    loop can sample."""
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.28, gt=0)
     dual_clip: float | None = Field(default=None, gt=1)
+    importance: Literal["token", "sequence", "masked-token", "masked-sequence"] = "token"
+    """The importance weights between the trainer's log-probs and those of the rollout, with ``old: recompute``. The
+    weight is a ratio of probabilities: of each token, or of a whole training sequence (``sequence``: less bias, more
+    variance). A ratio above ``importance_cap`` becomes ``importance_cap`` (truncated importance sampling), or 0 with
+    ``masked-`` (masked importance sampling): then these tokens, or sequences, are not trained on."""
     importance_cap: float = Field(default=2.0, gt=0)
-    """Bound of the truncated importance weights between the trainer's log-probs and those of the rollout."""
+    """Bound of the importance weights."""
     old: Literal["rollout", "recompute"] = "recompute"
     """The log-probs of the old policy in the ratio. ``rollout`` uses those of the engine and saves a forward pass; use
     it if engine and trainer compute the same values."""
@@ -257,7 +280,10 @@ class Algorithm(_Part):
     are drawn uniformly from the demonstrations (PPO-ptx, arXiv 2203.02155, equation 2) and from the last solved episode
     of each training task (self-imitation, arXiv 1806.05635)."""
     kl: float = Field(default=0.0, ge=0)
-    """Weight of the KL (k3) to the initial policy."""
+    """Weight of the KL to the initial policy."""
+    kl_estimator: Literal["k2", "k3"] = "k2"
+    """The estimate of the KL in the loss. The gradient of ``k2`` is that of the KL in expectation. That of ``k3``
+    (verl, TRL) is not. The metric ``actor/ref_kl`` is k3 in both cases."""
     entropy: float = Field(default=0.0, ge=0)
     minibatches: PositiveInt = 1
     epochs: PositiveInt = 1
@@ -268,6 +294,8 @@ class Optimizer(_Part):
 
     lr: float = Field(default=1e-6, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment. A larger one damps updates of weights with tiny gradients."""
     weight_decay: float = Field(default=0.0, ge=0)
     warmup: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises linearly."""
@@ -382,6 +410,13 @@ class TrainConfig(_Part):
                 f"reward.combine: sum has a baseline of its own, not {self.algorithm.advantage}: set "
                 "algorithm.advantage to grpo or dr-grpo, or reward.combine to decoupled"
             )
+        for part in ("advantage", "loss"):
+            name = getattr(self.algorithm, part)
+            if name.startswith("verl:") and self.trainer != "verl":
+                raise ValueError(
+                    f"algorithm.{part}: {name} is verl's own: set trainer to verl, or choose one of `clawgym list "
+                    f"{'losses' if part == 'loss' else 'advantages'}`"
+                )
         penalties, advantage = bool(self.reward.malformed or self.reward.length), self.algorithm.advantage
         # The default advantage uses the outcome. Others are imported, and with them torch.
         asked = advantage != Algorithm.model_fields["advantage"].default and (penalties or self.reward.judge is None)
@@ -397,6 +432,13 @@ class TrainConfig(_Part):
         for name, options in self.tracking.items():
             _known(trackers, name, options or {})
         return self
+
+    @property
+    def loss_length(self) -> int | None:
+        """The constant length of the aggregation ``seq-mean-token-sum-norm``, in tokens; None for other modes."""
+        if self.algorithm.aggregation != "seq-mean-token-sum-norm":
+            return None
+        return self.algorithm.length or self.agent.max_tokens * self.agent.max_steps
 
     name: str = "train"
     seed: int = 0

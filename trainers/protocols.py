@@ -53,7 +53,7 @@ class Loss(Protocol):
     Options are keyword-only parameters, set by ``algorithm.loss_options``. An option named ``clip_low``, ``clip_high``
     or ``dual_clip`` is also set by the setting of that name in ``algorithm``.
 
-    >>> def reinforce(logp, old_logp, advantages, weights, importance=None, *, scale: float = 1.0):
+    >>> def reinforce(logp, old_logp, advantages, weights, importance=None, sequences=None, *, scale: float = 1.0):
     ...     \"\"\"REINFORCE, without a clip.\"\"\"
     ...     if importance is not None:
     ...         weights = weights * importance
@@ -67,11 +67,13 @@ class Loss(Protocol):
         advantages: Tensor,
         weights: Tensor,
         importance: Tensor | None = None,
+        sequences: Tensor | None = None,
         /,
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of some trained tokens, and metrics.
 
-        Tensors have shape (S,), or (B, T) with weight 0 at padding.
+        Tensors have shape (S,), or (B, T) with weight 0 at padding. A loss is called for each micro-batch. It always
+        has all trained tokens of a training sequence: no sequence is split between micro-batches.
 
         Args:
             logp: log-probs of the tokens under the policy; the only input with a gradient.
@@ -79,8 +81,11 @@ class Loss(Protocol):
             advantages: the advantage of each token.
             weights: the weight of each token; 0 for a token that is not trained on. Losses of micro-batches are
                 added, so take the sum over tokens with these weights, not a mean.
-            importance: truncated importance weights between engine and trainer. Multiply the loss of each token by
-                them. None if they are 1, or already part of ``weights`` (in the trainer ``verl``).
+            importance: importance weights between engine and trainer
+                (:func:`~clawgym.trainers.algorithms.importance_weights`). Multiply the loss of each token by them; 0
+                rejects a token. None if they are 1.
+            sequences: (S,) int64, the label of the training sequence of each token. None for (B, T) tensors: each row
+                is one sequence.
 
         Returns:
             A scalar loss, and scalar metrics by name, without gradient. A metric is logged as ``actor/NAME``, averaged

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -161,7 +162,7 @@ def test_dual_clip_bounds_loss_of_negative_advantage() -> None:
 def test_importance_scales_loss_without_gradient() -> None:
     logp, engine = floats(-1, -2).requires_grad_(), floats(-1.5, -1).requires_grad_()
     old = floats(-1, -2).requires_grad_()
-    c = formulas.truncated_importance(old, engine, cap=1.5)
+    c = formulas.importance_weights(old, engine, cap=1.5)
     close(c, 1.5, math.exp(-1))
     assert not c.requires_grad
     loss, _ = formulas.policy_loss(logp, old, floats(1, 1), floats(0.5, 0.5), importance=c)
@@ -176,10 +177,104 @@ def test_importance_scales_loss_without_gradient() -> None:
 def test_importance_of_a_sequence_is_the_product_over_tokens() -> None:
     old, engine = floats(-1, -1, -1), floats(-1.2, -1.1, -0.5)
     close(
-        formulas.truncated_importance(old, engine, rows=longs(3, 3, 1)),
+        formulas.importance_weights(old, engine, rows=longs(3, 3, 1)),
         *(math.exp(0.3), math.exp(0.3), math.exp(-0.5)),
     )
-    close(formulas.truncated_importance(old, engine, rows=longs(3, 3, 1), cap=1.1), 1.1, 1.1, math.exp(-0.5))
+    close(formulas.importance_weights(old, engine, rows=longs(3, 3, 1), cap=1.1), 1.1, 1.1, math.exp(-0.5))
+
+
+def test_masked_importance_rejects_what_is_above_the_cap() -> None:
+    old, engine, rows = floats(-1, -1, -1), floats(-1.2, -1.1, -0.5), longs(3, 3, 1)
+    close(formulas.importance_weights(old, engine, cap=1.15, masked=True), 0, math.exp(0.1), math.exp(-0.5))
+    close(formulas.importance_weights(old, engine, cap=1.25, rows=rows, masked=True), 0, 0, math.exp(-0.5))
+    whole = formulas.importance_weights(old, engine, cap=1.4, rows=rows, masked=True)
+    close(whole, math.exp(0.3), math.exp(0.3), math.exp(-0.5))
+
+
+SEQUENCES = ((0.3, -0.2, 0.1), (-0.4,), (0.05, 0.02), (0.6, 0.7))  # log-ratios of four training sequences
+GAINS = (1.0, -0.5, 2.0, -1.0)
+
+
+def flat_sequences() -> tuple[Tensor, Tensor, Tensor]:
+    """(S,) log-ratios, advantages and sequences, in an order that mixes the sequences."""
+    order = [5, 0, 7, 3, 1, 4, 2, 6]
+    made = [(r, g, n) for n, (some, g) in enumerate(zip(SEQUENCES, GAINS, strict=True)) for r in some]
+    gaps, gains, rows = zip(*(made[n] for n in order), strict=True)
+    return floats(*gaps), floats(*gains), longs(*(9 - n for n in rows))
+
+
+def test_gspo_equals_the_objective_of_the_paper() -> None:
+    """Value and gradient of equation 5, with the sequence's ratio (equation 7) differentiated as it is."""
+    gaps, gains, rows = flat_sequences()
+    low, high = 0.1, 0.2
+    logp = gaps.clone().requires_grad_()
+    weights = formulas.token_weights(rows, "sequence", rows=rows).double()
+    got, seen = formulas.gspo_loss(logp, torch.zeros(8).double(), gains, weights, None, rows, low=low, high=high)
+    total, other = torch.zeros((), dtype=torch.float64), gaps.clone().requires_grad_()
+    for row in range(4):
+        mine = [n for n in range(8) if rows[n] == 9 - row]
+        ratio = torch.ones((), dtype=torch.float64)
+        for n in mine:
+            ratio = ratio * other[n].exp()
+        ratio = ratio ** (1 / len(mine))
+        bounded = min(max(ratio, floats(1 - low)[0]), floats(1 + high)[0])
+        total = total - min(ratio * GAINS[row], bounded * GAINS[row]) / 4
+    torch.testing.assert_close(got, total)
+    a, b = (torch.autograd.grad(*pair)[0] for pair in ((got, logp), (total, other)))
+    torch.testing.assert_close(a, b)
+    # Clipped: sequence 1, whose ratio 0.67 is below 0.9 and its advantage negative. Of the others with a negative
+    # advantage, 3 is above 1.2, where the clip does not apply.
+    assert seen["clip_fraction_low"].item() == seen["clip_fraction"].item() == pytest.approx(1 / 8)
+    assert seen["ratio_max"].item() == pytest.approx(math.exp(0.65))
+    assert (a == 0).sum() == 1
+
+
+def test_gspo_uses_rows_of_padded_tensors_and_needs_sequences_of_flat_ones() -> None:
+    gaps, gains = torch.zeros(4, 3).double(), torch.zeros(4, 3).double()
+    weights = torch.zeros(4, 3).double()
+    for n, some in enumerate(SEQUENCES):
+        gaps[n, : len(some)], gains[n, : len(some)], weights[n, : len(some)] = floats(*some), GAINS[n], n + 1
+    padded, _ = formulas.gspo_loss(gaps.where(weights > 0, NAN), torch.zeros(4, 3), gains, weights)
+    mask = weights > 0
+    rows = torch.arange(4)[:, None].expand(4, 3)[mask]
+    flat, _ = formulas.gspo_loss(gaps[mask], torch.zeros(8), gains[mask], weights[mask], None, rows)
+    torch.testing.assert_close(padded, flat)
+    with pytest.raises(ValueError, match="give sequences"):
+        formulas.gspo_loss(gaps[mask], torch.zeros(8), gains[mask], weights[mask])
+
+
+def test_cispo_weighs_the_gradient_by_the_truncated_ratio() -> None:
+    ratios, gains, weights = floats(0.1, 1.5, 6.0, 8.0, 9.0), floats(1, -1, 2, -1, 5), floats(1, 2, 3, 4, 0)
+    logp, old = floats(-0.1, -0.2, -0.3, -0.4, -9).requires_grad_(), floats(-0.1, -0.2, -0.3, -0.4, -9) - ratios.log()
+    c = floats(1, 0.5, 1, 2, 1)
+    loss, seen = formulas.cispo_loss(logp, old, gains, weights, c)
+    wanted, slopes = 0.0, []
+    for ratio, gain, weight, factor, own in zip(
+        (0.1, 1.5, 5.0, 5.0), gains, weights, c, (-0.1, -0.2, -0.3, -0.4), strict=False
+    ):
+        slopes.append(-float(weight * factor * gain) * ratio)
+        wanted += slopes[-1] * own
+    assert loss.item() == pytest.approx(wanted)
+    loss.backward()
+    assert logp.grad is not None
+    close(logp.grad, *slopes, 0)
+    assert seen["clip_fraction"].item() == pytest.approx(2 / 4)
+    assert seen["ratio_max"].item() == pytest.approx(8)
+    assert formulas.cispo_loss(logp, old, gains, weights, c, cap=9.0)[1]["clip_fraction"].item() == 0
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_expected_gradient_of_kl_estimators(estimator: Any) -> None:
+    """Over all actions of a softmax, k2 has the gradient of KL(pi || first); k3 that of KL(first || pi)."""
+    logits = floats(2.0, 0.5, -1.0, -2.0).requires_grad_()
+    first = floats(-1.0, 0.2, 1.0, 1.5).log_softmax(-1)
+    logp = logits.log_softmax(-1)
+    p = logp.exp()
+    forward = torch.autograd.grad((p * (logp - first)).sum(), logits, retain_graph=True)[0]
+    reverse = torch.autograd.grad((first.exp() * (first - logp)).sum(), logits, retain_graph=True)[0]
+    got = torch.autograd.grad((p.detach() * formulas.kl(logp, first, estimator)).sum(), logits)[0]
+    torch.testing.assert_close(got, forward if estimator == "k2" else reverse)
+    assert (forward - reverse).norm() > 0.5 * forward.norm()
 
 
 def test_overflowing_ratios_stay_finite() -> None:
@@ -189,6 +284,11 @@ def test_overflowing_ratios_stay_finite() -> None:
     assert logp.grad is not None
     assert all(torch.isfinite(x).all() for x in (loss, logp.grad, *seen.values()))
     assert torch.isfinite(formulas.kl(torch.tensor([-300.0]), torch.tensor([0.0]))).all()
+    for other in (formulas.gspo_loss, formulas.cispo_loss):
+        loss, seen = other(
+            logp, torch.tensor([-300.0, 0.0]), torch.tensor([-1.0, 1.0]), torch.ones(2), None, longs(0, 1)
+        )
+        assert all(torch.isfinite(x).all() for x in (loss, torch.autograd.grad(loss, logp)[0], *seen.values()))
 
 
 def test_kl_estimators() -> None:
@@ -295,6 +395,11 @@ def test_top_k_overlap() -> None:
             "above 1",
         ),
         (lambda: formulas.policy_loss(floats(0), floats(0), floats(0, 1), floats(0)), "advantages"),
+        (lambda: formulas.cispo_loss(floats(0), floats(0), floats(0), floats(0), cap=0.0), "positive bound"),
+        (
+            lambda: formulas.gspo_loss(floats(0), floats(0), floats(0), floats(0), None, longs(0, 1)),
+            "sequences .2,.: give tensors of the same shape",
+        ),
         (lambda: formulas.kl(floats(0), floats(0), "k4"), "k1, k2 or k3"),  # type: ignore[arg-type]
     ],
 )
@@ -312,3 +417,7 @@ def test_empty_batches() -> None:
     loss, seen = formulas.policy_loss(floats().requires_grad_(), floats(), floats(), floats())
     loss.backward()
     assert [value.item() for value in (loss, *seen.values())] == [0] * 9
+    for other in (formulas.gspo_loss, formulas.cispo_loss):
+        loss, seen = other(floats().requires_grad_(), floats(), floats(), floats(), None, none)
+        loss.backward()
+        assert not any(value.item() for value in (loss, *seen.values()))

@@ -288,9 +288,9 @@ def test_padded_and_flat_tensors_give_same_loss(seed: int, rows: int, width: int
         nan = torch.full_like(old, torch.nan)
         logp, old, engine, gain = (torch.where(mask, x, nan) for x in (logp, old, engine, gain))
     logp.requires_grad_()
-    c = formulas.truncated_importance(old, engine)
+    c = formulas.importance_weights(old, engine)
     loss, seen = formulas.policy_loss(logp, old, gain, weights, importance=c)
-    flat_c = formulas.truncated_importance(old[mask], engine[mask])
+    flat_c = formulas.importance_weights(old[mask], engine[mask])
     flat, flat_seen = formulas.policy_loss(logp[mask], old[mask], gain[mask], weights[mask], importance=flat_c)
     same(loss, flat)
     for name in seen:
@@ -304,9 +304,9 @@ def test_padded_and_flat_tensors_give_same_loss(seed: int, rows: int, width: int
 @holds(SEED)
 def test_importance_is_capped_and_positive(seed: int) -> None:
     old, engine = draws(seed, 2, 8) * 5
-    got = formulas.truncated_importance(old, engine, cap=2.0)
+    got = formulas.importance_weights(old, engine, cap=2.0)
     same(got, (old - engine).exp().clamp(max=2.0))
-    own_rows = formulas.truncated_importance(old, engine, cap=2.0, rows=torch.arange(8))
+    own_rows = formulas.importance_weights(old, engine, cap=2.0, rows=torch.arange(8))
     same(own_rows, got)
 
 

@@ -14,6 +14,7 @@ On purpose ours differ in what follows, and the tests leave it out:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ def test_policy_loss(generator: torch.Generator, mask: Tensor, mode: str, dual: 
     )
     importance, theirs_importance = None, None
     if corrected:
-        importance = formulas.truncated_importance(old, engine, cap=1.5)
+        importance = formulas.importance_weights(old, engine, cap=1.5)
         theirs_importance, _ = correction.compute_rollout_correction_weights(
             old - engine, mask, rollout_is="token", rollout_is_threshold=1.5
         )
@@ -158,8 +159,61 @@ def test_importance_of_sequences(generator: torch.Generator, mask: Tensor) -> No
     )
     trained = mask.bool()
     rows = torch.arange(B)[:, None].expand(B, T)[trained]
-    ours = formulas.truncated_importance(old[trained], engine[trained], rows=rows)
+    ours = formulas.importance_weights(old[trained], engine[trained], rows=rows)
     torch.testing.assert_close(ours, theirs[trained])
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_masked_importance(generator: torch.Generator, mask: Tensor, level: str) -> None:
+    old, engine = torch.randn(2, B, T, generator=generator) * 0.3
+    kept, _ = correction.compute_rollout_rejection_mask(
+        old - engine,
+        mask,
+        {"token": "token_k1", "sequence": "seq_sum_k1"}[level],
+        f"{1 / 1.3}_1e9",  # the bounds are those of pi_rollout / pi_old
+    )
+    theirs, _ = correction.compute_rollout_correction_weights(
+        old - engine, mask, rollout_is=level, rollout_is_threshold=1.3
+    )
+    trained = mask.bool()
+    rows = torch.arange(B)[:, None].expand(B, T)[trained] if level == "sequence" else None
+    ours = formulas.importance_weights(old[trained], engine[trained], cap=1.3, rows=rows, masked=True)
+    torch.testing.assert_close(ours, (kept * theirs)[trained])
+    assert (ours == 0).any()
+
+
+def losses_of(
+    generator: torch.Generator, mask: Tensor, theirs: Any, ours: Any, mode: str, **clips: float
+) -> tuple[Any, Any]:
+    """The loss of verl and ours on the same tensors, compared by value and gradient; the metrics of both."""
+    logp, old, engine, gain = torch.randn(4, B, T, generator=generator) * 0.4
+    logp.requires_grad_()
+    config = configs.ActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, **clips)
+    importance = formulas.importance_weights(old, engine, cap=1.5)
+    loss, said = theirs(old, logp, gain, mask, mode, config, importance)
+    mine, seen = ours(logp, old, gain, weights_of(mask, *MODES[mode]), importance)
+    torch.testing.assert_close(mine, loss)
+    a, b = (torch.autograd.grad(x, logp)[0] for x in (mine, loss))
+    torch.testing.assert_close(a, b)
+    return said, seen
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_gspo(generator: torch.Generator, mask: Tensor, mode: str) -> None:
+    ours = partial(formulas.gspo_loss, low=0.1, high=0.2)
+    clips = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.2}
+    said, seen = losses_of(generator, mask, core.compute_policy_loss_gspo, ours, mode, **clips)
+    assert seen["clip_fraction"].item() == pytest.approx(said["actor/pg_clipfrac"])
+    assert seen["clip_fraction"] > 0
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])
+def test_cispo(generator: torch.Generator, mask: Tensor, mode: str) -> None:
+    """verl has a lower bound too; at 1 - 1 it is none."""
+    ours = partial(formulas.cispo_loss, cap=1.3)
+    clips = {"clip_ratio_low": 1.0, "clip_ratio_high": 0.3}
+    said, seen = losses_of(generator, mask, core.compute_policy_loss_cispo, ours, mode, **clips)
+    assert seen["clip_fraction"].item() == pytest.approx(said["actor/pg_clipfrac"])
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])

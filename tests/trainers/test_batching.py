@@ -85,6 +85,15 @@ def test_micro_batches_contain_each_row_once(made: list[MaskedSequence], row_tok
     assert sum(batch.ids.numel() for batch in batches) <= 2 * sum(len(row.ids) for row in rows)
 
 
+@given(paths(), st.integers(1, 30), st.integers(1, 90))
+def test_no_sequence_is_split_between_micro_batches(made: list[MaskedSequence], row_tokens: int, tokens: int) -> None:
+    """Losses of whole sequences, such as ``gspo``, need all trained tokens of a sequence at once."""
+    sequence = torch.tensor([n for n, path in enumerate(made) for _ in range(sum(path.mask))], dtype=torch.long)
+    batches = list(micro_batches(pack(made, row_tokens=row_tokens), tokens=tokens))
+    found = [n for batch in batches for n in sequence[batch.places].unique().tolist()]
+    assert sorted(found) == sequence.unique().tolist()
+
+
 def test_sequence_that_trains_first_id_raises() -> None:
     with pytest.raises(ValueError, match=r"sequence 1: .* leave it out"):
         pack([MaskedSequence((1, 2), (0, 1)), MaskedSequence((1, 2), (1, 1))], row_tokens=8)

@@ -52,6 +52,14 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
         ("agent: {name: openclaw, options: {prompt: slimm}}", "agent 'openclaw': option prompt='slimm'"),
         ("agent: {options: {prompt: slim}}", "options are for other agents"),
         ("algorithm: {advantage: grpo, advantage_options: {esp: 1}}", "advantage 'grpo' does not take esp"),
+        ("algorithm: {length: 9}", "length is for aggregation seq-mean-token-sum-norm, not episode: leave out"),
+        (
+            "algorithm: {old: rollout, importance: sequence}",
+            "no effect with old: rollout.*: set algorithm.old to recomp",
+        ),
+        ("algorithm: {loss: 'verl:gpg'}", r"algorithm\.loss: verl:gpg is verl's own: set trainer to verl, or choose"),
+        ("algorithm: {advantage: 'verl:rloo'}", r"algorithm\.advantage: verl:rloo is verl's own: set trainer to verl"),
+        ("{trainer: verl, algorithm: {loss: 'verl:gpg', loss_options: {hi: 1}}}", "loss 'verl:gpg' does not take hi"),
         ("backend: dokcer", "there is no sandbox 'dokcer'. Did you mean 'docker'"),
         ("- a\n- b", "is a list, not a mapping"),
         ("a: [", "invalid YAML"),
@@ -84,6 +92,20 @@ def test_documented_bounds_and_defaults(tmp_path: Path) -> None:
     plain = TrainConfig()
     assert (plain.verl.nodes, plain.verl.ranks, plain.verl.rollout_nodes, plain.verl.rollout_ranks) == (1, 1, 1, 1)
     assert plain.algorithm.dual_clip is None
+
+
+def test_constant_length_of_dr_grpo(tmp_path: Path) -> None:
+    about = "agent: {max_tokens: 30, max_steps: 4}, algorithm: {aggregation: seq-mean-token-sum-norm"
+    assert load_config(write(tmp_path, f"{{{about}}}}}")).loss_length == 120
+    assert load_config(write(tmp_path, f"{{{about}, length: 7}}}}")).loss_length == 7
+    assert TrainConfig().loss_length is None
+
+
+def test_every_aggregation_can_be_configured() -> None:
+    from clawgym.trainers.algorithms import Aggregation
+    from clawgym.trainers.config import Algorithm
+
+    assert Algorithm.model_fields["aggregation"].annotation == Aggregation
 
 
 def test_invalid_override_is_named_in_error(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Learner:
         smaller than the spacing of bfloat16 numbers."""
         about = config.optimizer
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=self.lr, betas=about.betas, weight_decay=about.weight_decay
+            self.parameters, lr=self.lr, betas=about.betas, eps=about.eps, weight_decay=about.weight_decay
         )
         self.updates = 0
         """Optimizer steps taken."""
@@ -70,11 +70,19 @@ class Learner:
         old = self._old(batch)
         importance = None
         if about.old == "recompute":
-            importance = algorithms.truncated_importance(old, batch.rollout_logp, cap=about.importance_cap)
+            importance = algorithms.importance_weights(
+                old,
+                batch.rollout_logp,
+                cap=about.importance_cap,
+                rows=batch.row if about.importance.endswith("sequence") else None,
+                masked=about.importance.startswith("masked"),
+            )
         advantages, teachers = self._advantages(batch, old)
         batch = replace(batch, advantages=advantages)
         metrics = _Metrics()
         metrics.set("opd/tokens_taught_frac", teachers)
+        if importance is not None and about.importance.startswith("masked"):
+            metrics.add("training/importance_masked_frac", (importance == 0).float().mean(), len(old))
         if about.old == "recompute":
             metrics.add("training/rollout_probs_diff", _apart(old, batch.rollout_logp), len(old))
         lr = self.lr * (1 - 0.9 * done) if config.optimizer.decay else self.lr
@@ -190,13 +198,15 @@ class Learner:
         ``unchanged``: the policy is still that of before the step."""
         about = self._config.algorithm
         weights = torch.zeros_like(old)
-        weights[part] = algorithms.token_weights(batch.episode[part], about.aggregation, rows=batch.row[part])
+        weights[part] = algorithms.token_weights(
+            batch.episode[part], about.aggregation, rows=batch.row[part], norm=self._config.loss_length
+        )
         for micro, at in self._computed(batch, part):
             logp, entropy = token_logprobs(
                 self.policy.module, micro, temperature=batch.temperature, learn_entropy=about.entropy > 0
             )
             factors = None if importance is None else importance[at]
-            loss, said = self._loss(logp, old[at], batch.advantages[at], weights[at], factors)
+            loss, said = self._loss(logp, old[at], batch.advantages[at], weights[at], factors, batch.row[at])
             metrics.sum("actor/pg_loss", loss.detach())
             count = len(at)
             if unchanged and about.old == "rollout":  # free here; otherwise it would need another forward pass
@@ -204,9 +214,8 @@ class Learner:
             if about.kl:
                 with torch.no_grad(), self.policy.first() as module:
                     first, _ = token_logprobs(module, micro, temperature=batch.temperature)
-                apart = algorithms.kl(logp, first, "k3")
-                loss = loss + about.kl * (weights[at] * apart).sum()
-                metrics.add("actor/ref_kl", apart.detach().mean(), count)
+                loss = loss + about.kl * (weights[at] * algorithms.kl(logp, first, about.kl_estimator)).sum()
+                metrics.add("actor/ref_kl", algorithms.kl(logp.detach(), first, "k3").mean(), count)
             if about.entropy:
                 loss = loss - about.entropy * (weights[at] * entropy).sum()
             loss.backward()

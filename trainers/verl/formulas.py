@@ -2,9 +2,8 @@
 
 Invariant: values are those of the registered advantages and losses; this module only converts shapes.
 
-Token weights depend on the whole batch, and verl passes no token weights to a policy loss. Therefore
-``rollout_is_weights``, a factor of each token's loss in verl, holds the product of token weight and truncated
-importance weight. The other terms of :func:`loss` use the token weights (queue field ``votes``) only.
+Token weights depend on the whole batch, and verl passes no token weights to its losses. They are the queue field
+``votes``. The field ``rollout_is_weights`` holds the importance weights, as in verl.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from clawgym.trainers import algorithms
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import ProcessWeight, ScoredEpisode, turn_advantages
 
-__all__ = ["NAME", "advantages", "loss", "policy_loss", "batch_token_weights"]
+__all__ = ["NAME", "advantages", "batch_importance", "batch_token_weights", "loss", "policy_loss"]
 
 NAME = "clawgym"
 """The name of the advantage in verl's ``algorithm.adv_estimator``."""
@@ -63,9 +62,31 @@ def batch_token_weights(response_mask: torch.Tensor, episode: torch.Tensor, trai
     rows = torch.arange(len(trained))[:, None].expand_as(trained)
     weights = torch.zeros(trained.shape)
     weights[trained] = algorithms.token_weights(
-        episode[:, None].expand_as(trained)[trained], train.algorithm.aggregation, rows=rows[trained]
+        episode[:, None].expand_as(trained)[trained],
+        train.algorithm.aggregation,
+        rows=rows[trained],
+        norm=train.loss_length,
     )
     return weights * train.algorithm.minibatches
+
+
+def batch_importance(
+    old_logp: torch.Tensor, rollout_logp: torch.Tensor, response_mask: torch.Tensor, train: TrainConfig
+) -> torch.Tensor:
+    """(B, T) the importance weight (:func:`~clawgym.trainers.algorithms.importance_weights`) of each trained token; 1
+    for the others, and everywhere with ``algorithm.old: rollout``."""
+    about, trained = train.algorithm, response_mask.bool()
+    factors = torch.ones(trained.shape)
+    if about.old == "recompute":
+        rows = torch.arange(len(trained))[:, None].expand_as(trained)
+        factors[trained] = algorithms.importance_weights(
+            old_logp[trained],
+            rollout_logp[trained],
+            cap=about.importance_cap,
+            rows=rows[trained] if about.importance.endswith("sequence") else None,
+            masked=about.importance.startswith("masked"),
+        ).to(factors.dtype)
+    return factors
 
 
 @lru_cache
@@ -81,16 +102,18 @@ def policy_loss(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     config: Any,
+    votes: torch.Tensor,
     rollout_is_weights: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """The policy loss of this rank's rows (B, T) of a micro-batch, multiplied by the number of ranks because verl
-    averages over ranks. ``rollout_is_weights``: token weights times truncated importance weights."""
+    averages over ranks. ``votes``: token weights; ``rollout_is_weights``: importance weights."""
     ranks = config.global_batch_info.get("dp_size") or 1
     loss, said = _loss_called(config.policy_loss.loss_mode)(
         log_prob,
         old_log_prob,
         advantages,
-        torch.where(response_mask.bool(), rollout_is_weights, torch.zeros_like(rollout_is_weights)) * ranks,
+        torch.where(response_mask.bool(), votes, torch.zeros_like(votes)) * ranks,
+        rollout_is_weights,
     )
     metrics: dict[str, Any] = {f"actor/{name}": float(value) for name, value in said.items() if name != "tokens"}
     return loss, metrics
@@ -99,8 +122,8 @@ def policy_loss(
 def loss(
     config: Any, model_output: Mapping[str, torch.Tensor], data: Any, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Metric]]:
-    """The loss that verl minimises in place of its ``ppo_loss``: policy loss, KL to the initial policy (k3), entropy
-    and imitation, over this rank's rows of a micro-batch. verl's own KL and entropy terms ignore token weights."""
+    """The loss that verl minimises in place of its ``ppo_loss``: policy loss, KL to the initial policy, entropy and
+    imitation, over this rank's rows of a micro-batch. verl's own KL and entropy terms ignore token weights."""
     logp, entropy = (no_padding_2_padding(model_output[name], data) for name in ("log_probs", "entropy"))
     ranks = config.global_batch_info["dp_size"] = data["dp_size"]
     mean = {"loss_agg_mode": "token-mean", "dp_size": ranks, "batch_num_tokens": data["batch_num_tokens"]}
@@ -115,13 +138,17 @@ def loss(
         advantages=rows["advantages"],
         response_mask=mask,
         config=config,
+        votes=rows["votes"],
         rollout_is_weights=rows["rollout_is_weights"],
     )
     seen = Metric.from_dict(said, AggregationType.MEAN)
     seen["actor/pg_loss"] = Metric(AggregationType.SUM, total.detach())
     if config.use_kl_loss:
-        apart = torch.where(mask, algorithms.kl(logp, rows["ref_log_prob"], "k3"), torch.zeros_like(logp))
-        total = total + config.kl_loss_coef * (weights * apart).sum()
+        term, apart = (
+            torch.where(mask, algorithms.kl(logp, rows["ref_log_prob"], kind), torch.zeros_like(logp))
+            for kind in (config.kl_loss_type, "k3")
+        )
+        total = total + config.kl_loss_coef * (weights * term).sum()
         seen["actor/ref_kl"] = Metric(AggregationType.SUM, agg_loss(apart.detach(), mask, **mean))
     if config.entropy_coeff:
         total = total - config.entropy_coeff * (weights * torch.where(mask, entropy, torch.zeros_like(entropy))).sum()

@@ -16,6 +16,7 @@ from clawgym.engines.load import sees
 from clawgym.errors import TrainingError
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.protocols import loss_of
+from clawgym.trainers.verl.from_verl import check_names
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -102,7 +103,8 @@ def loss_mode(config: TrainConfig) -> str:
 
 def verl_settings(config: TrainConfig, model: Path, *, window: int, run: Path, resume: Path | None) -> DictConfig:
     """verl's settings for a run. ``window``: most ids of a training sequence; ``resume``: the folder ``global_step_N``
-    of a checkpoint."""
+    of a checkpoint. Raises :class:`~clawgym.errors.TrainingError` for a ``verl:NAME`` that cannot be used."""
+    check_names(config)
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
@@ -206,12 +208,14 @@ def _changes(config: TrainConfig, model: Path, window: int, run: Path, resume: P
                 "entropy_coeff": config.algorithm.entropy,
                 "use_kl_loss": config.algorithm.kl > 0,  # makes verl load a reference model
                 "kl_loss_coef": config.algorithm.kl,
+                "kl_loss_type": config.algorithm.kl_estimator,
                 "use_torch_compile": not cpu,
                 "grad_clip": config.optimizer.grad_clip,
                 "optim": {
                     "lr": config.optimizer.lr,
                     "betas": list(config.optimizer.betas),
                     "weight_decay": config.optimizer.weight_decay,
+                    "override_optimizer_config": {"eps": config.optimizer.eps},
                     "lr_warmup_steps": 0,  # each batch brings its learning rate (worker.RATE)
                     "clip_grad": config.optimizer.grad_clip,
                 },

@@ -35,11 +35,10 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_to_nested
 
 from clawgym.errors import TrainingError
-from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import ScoredEpisode, batch_metrics, distilled_advantages, scores_of, trained_episodes
-from clawgym.trainers.verl.formulas import NAME, batch_token_weights
+from clawgym.trainers.verl.formulas import NAME, batch_importance, batch_token_weights
 from clawgym.trainers.verl.queue_entries import episodes_of_tags, imitation_entry, interleave, pad_like
 from clawgym.trainers.verl.timeline import Span
 from clawgym.trainers.verl.worker import RATE, ColocatedLearner, DetachedLearner
@@ -241,11 +240,10 @@ class _ClawGymTrainer(PPOTrainer):
         used = trained_episodes(scored, episode[signal.any(1)].tolist(), train)
         process_metrics["rollout/groups_trained"] = float(len({scored[n].group for n in used}))
         weighted = trained & torch.isin(episode, torch.tensor(used, dtype=episode.dtype))[:, None]
-        weights = factors = batch_token_weights(weighted, episode, train)
-        if train.algorithm.old == "recompute":
-            factors = weights * algorithms.truncated_importance(
-                whole["old_log_probs"], whole["rollout_log_probs"], cap=train.algorithm.importance_cap
-            )
+        weights = batch_token_weights(weighted, episode, train)
+        factors = batch_importance(whole["old_log_probs"], whole["rollout_log_probs"], mask, train)
+        if train.algorithm.importance.startswith("masked"):
+            process_metrics["training/importance_masked_frac"] = float((factors[trained] == 0).float().mean())
         apart = (whole["old_log_probs"].exp() - whole["rollout_log_probs"].exp()).abs()[trained]
         self._numbers = sorted({tag["number"] for tag in batch.tags if not tag.get("is_padding")})
         lags = [self.version - tag["min_global_steps"] for tag in batch.tags if not tag.get("is_padding")]

@@ -262,6 +262,73 @@ def test_kl_to_initial_policy_limits_update(folder: Path, lora: dict[str, Any] |
     assert metrics["actor/ref_kl"] > 0
 
 
+CALLS: list[tuple[Any, Any, Any]] = []
+
+
+def recorded(
+    logp: Any, old_logp: Any, advantages: Any, weights: Any, importance: Any = None, sequences: Any = None
+) -> Any:
+    """REINFORCE; keeps what it was called with."""
+    CALLS.append((weights, sequences, importance))
+    return -(weights * advantages * logp).sum(), {}
+
+
+def test_loss_gets_whole_sequences_with_labels(folder: Path) -> None:
+    """In all micro-batches of a mini-batch, every sequence of its episodes is complete and in one call."""
+    about = config(
+        compute={"micro_tokens": 24, "row_tokens": 24},
+        algorithm={"loss": f"{__name__}:recorded", "minibatches": 2, "aggregation": "token"},
+    )
+    learner, batch = start(folder, about), make_batch(some_batch(), about, seed=0)
+    CALLS.clear()
+    learner.train_step(batch, seed=0)
+    assert len(CALLS) > 2
+    seen: list[int] = []
+    for weights, sequences, _ in CALLS:
+        for row in sequences[weights != 0].unique().tolist():
+            assert (sequences[weights != 0] == row).sum() == (batch.row == row).sum()
+            seen.append(row)
+    assert sorted(seen) == batch.row.unique().tolist()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_importance_weights_of_tokens_and_sequences(folder: Path, level: str, masked: bool) -> None:
+    about = config(
+        algorithm={
+            "loss": f"{__name__}:recorded",
+            "importance": f"masked-{level}" if masked else level,
+            "importance_cap": 1.1,
+        },
+        compute={"micro_tokens": 10**6, "row_tokens": 10**5},
+        guards={"max_kl": 1e9},
+    )
+    learner = start(folder, about)
+    batch = on_policy(make_batch(some_batch(), about, seed=0), learner.policy)
+    gaps = torch.randn(len(batch.row), generator=torch.Generator().manual_seed(0)) * 0.2
+    CALLS.clear()
+    metrics = learner.train_step(dataclasses.replace(batch, rollout_logp=batch.rollout_logp - gaps), seed=0)
+    wanted = []
+    for n, gap in enumerate(gaps.tolist()):
+        total = (
+            gap
+            if level == "token"
+            else sum(g for g, r in zip(gaps.tolist(), batch.row, strict=True) if r == batch.row[n])
+        )
+        ratio = math.exp(total)
+        wanted.append(ratio if ratio <= 1.1 else 0.0 if masked else 1.1)
+    got = torch.cat([factors for _, _, factors in CALLS if factors is not None])
+    assert sorted(got.tolist()) == pytest.approx(sorted(wanted), abs=1e-4)
+    rejected = wanted.count(0.0) / len(wanted)
+    assert (0 < rejected < 1) == masked
+    assert metrics.get("training/importance_masked_frac") == (pytest.approx(rejected) if masked else None)
+
+
+def test_eps_of_the_optimizer(folder: Path) -> None:
+    about = config(optimizer={"eps": 1e-3})
+    assert start(folder, about).optimizer.param_groups[0]["eps"] == 1e-3
+
+
 def test_imitation_trains_masked_ids_only(folder: Path) -> None:
     about = config(sft={"lr": 3e-3, "warmup": 1, "steps": 30})
     learner = start(folder, about)

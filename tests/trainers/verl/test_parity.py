@@ -19,6 +19,7 @@ from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import TrainingBatch, make_batch
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import distilled_advantages
+from clawgym.trainers.protocols import loss_of
 from clawgym.trainers.verl.settings import loss_mode
 
 from ..batches import batch_of, episode_of, sample_of
@@ -41,6 +42,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "as sampled": {"algorithm": {"old": "rollout"}},
     "shuffled": {"reward": {"shuffle": True}},
     "kl and entropy": {"algorithm": {"kl": 0.3, "entropy": 0.1, "aggregation": "sequence"}},
+    "k3": {"algorithm": {"kl": 0.3, "kl_estimator": "k3", "aggregation": "seq-mean-token-sum"}},
+    "gspo": {"algorithm": {"loss": "gspo", "loss_options": {"high": 0.1}, "importance": "masked-token"}},
+    "cispo": {"algorithm": {"loss": "cispo", "loss_options": {"cap": 1.1}, "importance": "sequence"}},
+    "rejected": {"algorithm": {"importance": "masked-sequence", "importance_cap": 1.2}},
+    "constant length": {"algorithm": {"aggregation": "seq-mean-token-sum-norm", "length": 7}},
     "taught": {"reward": {"judge": "policy"}, "distillation": {"hints": 1, "w_rl": 0.6, "w_opd": 0.8, "clip": 0.4}},
     "taught alone": {
         "reward": {"judge": "policy"}, "distillation": {"hints": 1, "w_rl": 0.0}, "algorithm": {"old": "rollout"},
@@ -124,7 +130,7 @@ class Both:
         return torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)
 
     def of_verl(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, T) advantages and factors, by what is registered there."""
+        """(B, T) advantages and importance weights, by what is registered there."""
         scored, episode = rows.episodes_of_tags(self.tags)
         turns = torch.nn.utils.rnn.pad_sequence([fields["turns"] for fields in self.fields], batch_first=True)
         given, _ = core.get_adv_estimator_fn("clawgym")(
@@ -137,10 +143,9 @@ class Both:
             )
             given = distilled_advantages(given, self.rows(self.old), teacher, self.config.distillation)
         used = torch.isin(episode, torch.tensor(self.local.trained))[:, None]
-        self.weights = factors = formulas.batch_token_weights(self.mask.bool() & used, episode, self.config)
-        if self.config.algorithm.old == "recompute":
-            factors = factors * algorithms.truncated_importance(self.rows(self.old), self.rows(self.local.rollout_logp))
-        return given * self.mask, factors
+        self.weights = formulas.batch_token_weights(self.mask.bool() & used, episode, self.config)
+        old, rollout = self.rows(self.old), self.rows(self.local.rollout_logp)
+        return given * self.mask, formulas.batch_importance(old, rollout, self.mask, self.config)
 
     @property
     def advantages(self) -> torch.Tensor:
@@ -157,19 +162,22 @@ class Both:
         about, batch = self.config.algorithm, self.local
         part = batch.of_episodes(batch.trained)
         weights = torch.zeros_like(batch.rollout_logp)
-        weights[part] = algorithms.token_weights(batch.episode[part], about.aggregation, rows=batch.row[part])
+        weights[part] = algorithms.token_weights(
+            batch.episode[part], about.aggregation, rows=batch.row[part], norm=self.config.loss_length
+        )
         importance = None
         if about.old == "recompute":
-            importance = algorithms.truncated_importance(self.old, batch.rollout_logp)
+            importance = algorithms.importance_weights(
+                self.old, batch.rollout_logp, cap=about.importance_cap,
+                rows=batch.row if "sequence" in about.importance else None, masked="masked" in about.importance,
+            )  # fmt: skip
+        called = loss_of(about)
         found = []
         for number in self.order:
             mine = torch.where(batch.row == number, weights, 0.0)
-            loss, _ = algorithms.policy_loss(
-                self.logp, self.old, self.advantages, mine, clip_low=about.clip_low, clip_high=about.clip_high,
-                dual_clip=about.dual_clip, importance=importance,
-            )  # fmt: skip
+            loss, _ = called(self.logp, self.old, self.advantages, mine, importance, batch.row)
             if terms:
-                loss = loss + about.kl * (mine * algorithms.kl(self.logp, self.first, "k3")).sum()
+                loss = loss + about.kl * (mine * algorithms.kl(self.logp, self.first, about.kl_estimator)).sum()
                 loss = loss - about.entropy * (mine * self.entropy).sum()
             found.append(loss)
         return torch.stack(found)
@@ -180,7 +188,7 @@ class Both:
             strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, clip_ratio_low=about.clip_low,
             clip_ratio_high=about.clip_high, clip_ratio_c=about.dual_clip or float("inf"),
             policy_loss=configs.PolicyLossConfig(loss_mode=loss_mode(self.config)), use_kl_loss=about.kl > 0,
-            kl_loss_coef=about.kl, entropy_coeff=about.entropy,
+            kl_loss_coef=about.kl, kl_loss_type=about.kl_estimator, entropy_coeff=about.entropy,
         )  # fmt: skip
 
     def of_verl_losses(self, ranks: int, *imitation: tuple[dict[str, Any], torch.Tensor]) -> list[tuple[Any, Any]]:
@@ -247,7 +255,8 @@ def test_loss_of_each_sequence(both: Both) -> None:
     losses = [
         formulas.policy_loss(
             old_log_prob=old[n : n + 1], log_prob=logp[n : n + 1], advantages=given[n : n + 1],
-            response_mask=mask[n : n + 1], config=both.actor(), rollout_is_weights=factors[n : n + 1],
+            response_mask=mask[n : n + 1], config=both.actor(), votes=both.weights[n : n + 1],
+            rollout_is_weights=factors[n : n + 1],
         )[0]
         for n in range(len(mask))
     ]  # fmt: skip
@@ -299,7 +308,9 @@ def test_imitation_adds_mean_cross_entropy(ranks: int) -> None:
     assert apart == pytest.approx(float(both.local_losses(terms=False).sum().detach()), abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["integrated", "kl and entropy", "taught", "taught alone"])
+@pytest.mark.parametrize(
+    "name", ["integrated", "kl and entropy", "k3", "gspo", "cispo", "constant length", "taught", "taught alone"]
+)
 def test_local_trainer_has_same_loss_and_gradient(name: str, tmp_path: Path) -> None:
     """The local trainer's loss of a model equals verl's loss of that model's log-probs."""
     both = Both({"guards": {"max_kl": 1e9}, **CONFIGS[name]}, seed=3)
@@ -353,4 +364,6 @@ def test_interleave_gives_each_mini_batch_of_each_rank_its_share(ranks: int, cut
 
 def test_token_weights_of_mini_batches() -> None:
     whole, cut = Both({}, seed=3), Both({"algorithm": {"minibatches": 4}}, seed=3)
-    torch.testing.assert_close(cut.of_verl()[1], 4 * whole.of_verl()[1])
+    for one in (whole, cut):
+        one.of_verl()
+    torch.testing.assert_close(cut.weights, 4 * whole.weights)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
@@ -58,6 +59,31 @@ def test_settings_on_gpus(tmp_path: Path) -> None:
     assert trainer.v1.sampler.max_off_policy_threshold == 3
     assert trainer.resume_from_path.endswith("global_step_7")
     assert "VERL_PLATFORM" not in environment(about)
+
+
+def test_optimizer_of_verl_gets_betas_and_eps(tmp_path: Path) -> None:
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config.optimizer import build_optimizer
+
+    made = settings_of(tmp_path, config(optimizer={"eps": 1e-5, "betas": (0.8, 0.9)}))
+    about = omega_conf_to_dataclass(made.actor_rollout_ref.actor.optim)
+    group = build_optimizer([torch.nn.Parameter(torch.zeros(1))], about).param_groups[0]
+    assert (group["eps"], tuple(group["betas"])) == (1e-5, (0.8, 0.9))
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"loss": "verl:gppg"}, r"^algorithm\.loss: verl:gppg: verl has none .* Did you mean 'gpg'"),
+        ({"loss": "verl:sapo"}, r"^algorithm\.loss: verl:sapo: .* ignores token weights: choose one of"),
+        ({"advantage": "verl:gae"}, r"^algorithm\.advantage: verl:gae: it needs more than an outcome"),
+        ({"advantage": "verl:opo"}, r"^algorithm\.advantage: verl:opo: it needs more than an outcome"),
+        ({"advantage": "verl:clawgym"}, r"^algorithm\.advantage: verl:clawgym"),
+    ],
+)
+def test_unusable_name_of_verl_is_an_error(tmp_path: Path, parts: dict[str, Any], says: str) -> None:
+    with pytest.raises(TrainingError, match=says):
+        settings_of(tmp_path, config(algorithm=parts))
 
 
 def test_settings_on_cpu(tmp_path: Path) -> None:
@@ -159,6 +185,6 @@ def test_reference_model_is_kept_for_kl(engine: str, tmp_path: Path) -> None:
     actor, ref = made.actor_rollout_ref.actor, made.actor_rollout_ref.ref
     assert need_reference_policy(made)
     validate_config(made, use_reference_policy=True, use_critic=False)
-    assert (actor.kl_loss_coef, actor.entropy_coeff) == (0.1, 0.2)
+    assert (actor.kl_loss_coef, actor.kl_loss_type, actor.entropy_coeff) == (0.1, "k2", 0.2)
     assert ref.fsdp_config.mixed_precision == actor.fsdp_config.mixed_precision
     assert ref.fsdp_config.forward_only == (engine == "vllm")
