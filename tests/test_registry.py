@@ -584,7 +584,7 @@ tasks:
   heldout: {first: 100, count: 2}
 agent: {protocol: text, system_prompt: Work., max_steps: 2, max_tokens: 12}
 rollout: {groups: 2, group_size: 2, concurrency: 8}
-algorithm: {loss: reinforce, loss_options: {scale: 0.5}}
+algorithm: {loss: reinforce, loss_options: {scale: 0.5}, entropy: 1.0e-3}  # trains on every group
 optimizer: {lr: 1.0e-3}
 compute: {threads: 1, row_tokens: 256, micro_tokens: 1024}
 evaluation: {every: 2}
