@@ -83,7 +83,6 @@ ROOMS = {
         clawgym.rollout.collect
     """,
     "rewards": """
-        clawgym.rewards.integrated
         clawgym.rewards.judge
         clawgym.rewards.votes
         clawgym.rewards.model

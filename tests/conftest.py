@@ -42,6 +42,7 @@ CHECK = (
     "cli/test_openclaw.py",
     "cli/test_runs_verify.py",
     "engines/test_folders.py::test_wrong_sizes_in_settings_take_no_memory",
+    "engines/test_packaged.py::test_real_model_",
     "engines/test_transformers.py::test_it_ends_with_the_interpreter",
     "engines/test_transformers.py::test_no_memory_fails_one_request_not_the_engine",
     "engines/test_vllm_real.py",
