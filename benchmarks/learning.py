@@ -1,18 +1,21 @@
-"""Does it learn? The recipe ``tiny-cpu`` for several seeds, beside what might explain the rise otherwise.
+"""Does it learn, and from what? A recipe for several seeds, with the arms that would remove the effect.
 
     python benchmarks/learning.py --out runs/learning
 
-For each seed a policy is imitated from scratch (``base``), and from it are made
+For each seed a policy imitates demonstrations from scratch (``base``). From it are made
 
-- ``rl``: reinforcement, as the recipe says;
-- ``shuffled``: the same with the rewards of each step dealt out anew: what is left is not learnt from rewards;
-- ``sft``: more imitation of the same demonstrations, for as long as ``rl`` has learnt;
-- ``plain``: reinforcement without imitation beside it, at a sixth of the rate.
+- ``full``: reinforcement, as the recipe says;
+- ``shuffled``: the same with the rewards of each step dealt out anew, so that they say nothing;
+- ``self-only``: advantages are 0. Left is imitation, also of the episodes that were solved;
+- ``demos-only``: the same without those episodes. No reward has an effect;
+- ``gradient-only``: the policy gradient without imitation, at a sixth of the rate;
+- ``sft``: imitation of the demonstrations alone, without episodes, for as long as ``full`` took.
 
-Every run is a folder below ``--out`` and goes on where it was interrupted. The table shows success on the held-out
-tasks, sampled at temperature 1, before and after, with the interval of the difference: for a seed Newcombe's for
-independent proportions (Statistics in Medicine 17, 1998, method 10; the tasks are the same, so it is too wide), over
-seeds Student's t. The checkpoint is the one that the validation part chose.
+All arms but ``sft`` have the same number of updates (``--steps``) on as many episodes; ``sft`` has the same time. Every
+run is a folder below ``--out``, and the same command resumes it. The table shows success on the held-out tasks, sampled
+at temperature 1 and greedy, before and after. The interval of the difference is Newcombe's for independent proportions
+for a seed (Statistics in Medicine 17, 1998, method 10; the tasks are the same, so it is too wide), and Student's t over
+seeds. The checkpoint is the one that the validation split chose.
 """
 
 from __future__ import annotations
@@ -27,12 +30,15 @@ from statistics import fmean, stdev
 from typing import Any
 
 from clawgym.statistics import student_t
+from clawgym.trainers.config import load_config
 
 ARMS: dict[str, tuple[str, ...]] = {
-    "rl": (),
+    "full": (),
     "shuffled": ("reward.shuffle=true",),
+    "self-only": ("algorithm.advantage=zero",),
+    "demos-only": ("algorithm.advantage=zero", "algorithm.self_imitation=false"),
+    "gradient-only": ("algorithm.imitation=0",),
     "sft": (),
-    "plain": ("algorithm.imitation=0", "optimizer.lr=1.0e-4"),
 }
 
 
@@ -49,9 +55,9 @@ def rows(run: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / f"{name}.jsonl").read_text("utf-8").splitlines()]
 
 
-def heldout(run: Path) -> dict[str, Any]:
-    """The last measurement on what is held out, sampled."""
-    return [row for row in rows(run, "evaluations") if row["split"] == "heldout" and not row["greedy"]][-1]
+def heldout(run: Path, *, greedy: bool = False) -> dict[str, Any]:
+    """The last measurement on the held-out split."""
+    return [row for row in rows(run, "evaluations") if row["split"] == "heldout" and row["greedy"] == greedy][-1]
 
 
 def seconds(run: Path) -> float:
@@ -73,23 +79,27 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
     return student_t((1 + confidence) / 2, len(values) - 1) * stdev(values) / len(values) ** 0.5
 
 
-def run_seed(out: Path, seed: int, arms: list[str], config: str) -> None:
+def run_seed(out: Path, seed: int, arms: list[str], config: str, steps: int | None) -> None:
     """Every arm of a seed."""
     base = out / f"base-{seed}"
     own = (f"seed={seed}",)
     train("sft", base, *own, config=config)
     for arm in sorted(arms, key=list(ARMS).index):
         settings = (*own, f"model.path={base}", *ARMS[arm])
+        if steps is not None:
+            settings += (f"budget.steps={steps}", "budget.minutes=null")
+        if arm == "gradient-only":
+            settings += (f"optimizer.lr={load_config(config).optimizer.lr / 6}",)
         if arm == "sft":
             pace = fmean(row["timing/update"] for row in rows(base, "metrics"))
-            steps = max(1, round(seconds(out / f"rl-{seed}") / pace))
-            settings += (f"sft.steps={steps}", "sft.lr=2.0e-4", "sft.decay=false", "sft.until=null")
+            count = max(1, round(seconds(out / f"full-{seed}") / pace))
+            settings += (f"sft.steps={count}", "sft.lr=2.0e-4", "sft.decay=false", "sft.until=null")
         train("sft" if arm == "sft" else "rl", out / f"{arm}-{seed}", *settings, config=config)
 
 
 def table(out: Path, seeds: list[int]) -> None:
     """What is there, as Markdown."""
-    print("| | seed | before | after | rise | minutes |\n|---|---|---|---|---|---|")
+    print("| arm | seed | before | after | rise | greedy before | after | minutes |\n|---|---|---|---|---|---|---|---|")
     for arm in ARMS:
         rises = []
         for seed in seeds:
@@ -97,14 +107,15 @@ def table(out: Path, seeds: list[int]) -> None:
             if not (run / "report.html").exists():
                 continue
             before, after = heldout(base), heldout(run)
+            greedy = [heldout(folder, greedy=True)["score"] for folder in (base, run)]
             rise, low, high = newcombe(before, after)
             rises.append(rise)
             print(
                 f"| {arm} | {seed} | {before['score']:.2f} | {after['score']:.2f} | "
-                f"{rise:+.2f} [{low:+.2f}, {high:+.2f}] | {seconds(run) / 60:.1f} |"
+                f"{rise:+.2f} [{low:+.2f}, {high:+.2f}] | {greedy[0]:.2f} | {greedy[1]:.2f} | {seconds(run) / 60:.1f} |"
             )
         if len(rises) > 1:
-            print(f"| **{arm}** | all | | | **{fmean(rises):+.2f}** +- {half_width(rises):.2f} | |")
+            print(f"| **{arm}** | all | | | **{fmean(rises):+.2f}** +- {half_width(rises):.2f} | | | |")
 
 
 def main() -> None:
@@ -113,13 +124,14 @@ def main() -> None:
     ask.add_argument("--config", default="tiny-cpu")
     ask.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     ask.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
+    ask.add_argument("--steps", type=int, help="of each arm but sft (default: the budget of the recipe)")
     ask.add_argument("--table", action="store_true", help="show what is there, run nothing")
     said = ask.parse_args()
-    if "sft" in said.arms and "rl" not in said.arms:
-        said.arms.append("rl")  # it says how long
+    if "sft" in said.arms and "full" not in said.arms:
+        said.arms.append("full")  # it says how long
     for seed in said.seeds:
         if not said.table:
-            run_seed(said.out, seed, said.arms, said.config)
+            run_seed(said.out, seed, said.arms, said.config, said.steps)
     table(said.out, said.seeds)
 
 

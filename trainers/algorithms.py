@@ -57,6 +57,7 @@ __all__ = [
     "token_weights",
     "topk_overlap",
     "topk_reverse_kl",
+    "zero_advantages",
 ]
 
 Aggregation = Literal["token", "episode", "sequence", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -102,6 +103,15 @@ def no_outcome_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     ``rewards`` (E,), ``groups`` (E,) -> zeros (E,).
 
     Source: binary RL of arXiv 2603.10165.
+    """
+    return torch.zeros_like(rewards)
+
+
+@advantages.register("zero")
+def zero_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
+    """A control: no policy gradient. Everything but the advantages stays, such as imitation. (E,), (E,) -> zeros (E,).
+
+    A gain that remains with it is not due to the policy gradient.
     """
     return torch.zeros_like(rewards)
 

@@ -278,7 +278,10 @@ class Algorithm(_Part):
     imitation: float = Field(default=0.0, ge=0)
     """Weight of an imitation loss that is added to each update: the mean cross-entropy of ``sft.batch`` sequences. They
     are drawn uniformly from the demonstrations (PPO-ptx, arXiv 2203.02155, equation 2) and from the last solved episode
-    of each training task (self-imitation, arXiv 1806.05635)."""
+    of each training task (``self_imitation``)."""
+    self_imitation: bool = True
+    """Whether ``imitation`` includes solved episodes (self-imitation, arXiv 1806.05635). With False, and the advantage
+    ``zero``, rewards have no effect on training: a control."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL to the initial policy."""
     kl_estimator: Literal["k2", "k3"] = "k2"

@@ -134,7 +134,7 @@ class _Loop:
         )
         batch = await asyncio.to_thread(make, fetched, config)
         metrics = dict(batch.metrics) | self._agreed(fetched) | said
-        if self._imitation is not None:
+        if self._imitation is not None and config.algorithm.self_imitation:
             progress.extra.setdefault("solved", {}).update(self._imitation.add_solved(batch))
             metrics["sft/solved_tasks"] = float(self._imitation.solved)
         done = progress.used(config.budget)

@@ -260,7 +260,8 @@ class _ClawGymTrainer(PPOTrainer):
         made = {"advantages": given, "returns": returns, "rollout_is_weights": factors, "votes": weights}
         if train.algorithm.imitation:
             made["imitated"] = torch.zeros_like(given)
-            self.callbacks.add_solved(self._solved(batch, scored, episode, seed))
+            if train.algorithm.self_imitation:
+                self.callbacks.add_solved(self._solved(batch, scored, episode, seed))
         fields = TensorDict(
             {name: response_to_nested(value, lengths) for name, value in made.items()}, batch_size=len(batch)
         )
