@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawgym.registry import advantages
+from clawgym import registry
 from clawgym.trainers import algorithms as formulas
 
 NAN = float("nan")
@@ -65,7 +65,7 @@ def test_groups_of_one_and_zero_variance_groups_have_advantage_zero(rewards: Ten
 
 
 def test_zero_is_a_control_without_a_gradient() -> None:
-    assert advantages.make("zero", floats(1, 0, 5), longs(0, 0, 1)).tolist() == [0, 0, 0]
+    assert registry.advantages.make("zero", floats(1, 0, 5), longs(0, 0, 1)).tolist() == [0, 0, 0]
 
 
 def test_rloo_subtracts_the_mean_of_the_other_episodes() -> None:
