@@ -29,22 +29,24 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m fuzz", description="Fuzz targets under coverage.")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="all, where none is named")
     parser.add_argument("--seconds", type=int, default=60, help="for each target")
+    parser.add_argument("--seed", type=int, default=0, help="of the new inputs; 0: another one each time")
     parser.add_argument("--keep", action="store_true", help="put what reaches something new into the corpus")
     asked = parser.parse_args(argv)
     failed = 0
     print(f"{'target':<16} {'executions':>10} {'edges':>6} {'lines':>6}  modules", flush=True)
     for name in asked.targets or TARGETS:
-        failed += not fuzzed(name, asked.seconds, keep=asked.keep)
+        failed += not fuzzed(name, asked.seconds, seed=asked.seed, keep=asked.keep)
     return min(failed, 1)
 
 
-def fuzzed(name: str, seconds: int, *, keep: bool) -> bool:
+def fuzzed(name: str, seconds: int, *, seed: int, keep: bool) -> bool:
     """Whether ``name`` stood it."""
     with tempfile.TemporaryDirectory() as scratch:
         found = Path(scratch, "found")
         found.mkdir()
         (CORPUS / name).mkdir(parents=True, exist_ok=True)
-        done = _libfuzzer(name, [found, CORPUS / name], f"-max_total_time={seconds}", f"-artifact_prefix={scratch}/")
+        flags = (f"-max_total_time={seconds}", f"-seed={seed}", f"-artifact_prefix={scratch}/")
+        done = _libfuzzer(name, [found, CORPUS / name], *flags)
         counts = _COUNTS.findall(done.stdout)
         executions, edges = counts[-1] if counts else ("?", "?")
         print(f"{name:<16} {executions:>10} {edges:>6} {reached(name, found, keep=keep)}", flush=True)
