@@ -14,7 +14,7 @@ from clawgym.agents.sloppy import SloppyAgent
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines import Engine, OpenAIEngine, Sampling
 from clawgym.engines.packaged import PACKAGED
-from clawgym.errors import AgentError
+from clawgym.errors import AgentError, MissingDependency
 from clawgym.registry import agents
 
 if TYPE_CHECKING:
@@ -126,9 +126,15 @@ def _engine_of(name: str, endpoint: dict[str, Any], engine: Any) -> Any:
                 "it is at OpenAI (in Python: model= and base_url=, or engine=)"
             )
         if _is_local(endpoint):
-            from clawgym.gateway.local_engine import LocalEngine
+            try:
+                from clawgym.gateway.local_engine import LocalEngine
 
-            return LocalEngine(endpoint["model"])
+                return LocalEngine(endpoint["model"])
+            except ImportError as error:
+                raise MissingDependency(
+                    f"model {endpoint['model']} runs in this process, which needs more packages ({error}): "
+                    "pip install 'clawgym[local]', or give --base-url"
+                ) from error
         return OpenAIEngine(**endpoint)
     if endpoint:
         raise AgentError(f"engine= already sets {', '.join(sorted(endpoint))}: leave one of the two out")

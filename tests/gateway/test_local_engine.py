@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from clawgym.agents import make_agent
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines import OpenAIEngine, Sampling
 from clawgym.engines.tiny import make_tiny_model
-from clawgym.errors import EngineError
+from clawgym.errors import EngineError, MissingDependency
 from clawgym.gateway.local_engine import LocalEngine
 from clawgym.pool.sequences import sequences_of
 
@@ -67,6 +68,16 @@ def test_model_without_tools_in_its_template_writes_text(
         (made / "chat_template.jinja").write_text(template)
     assert make_agent("tool-loop", model=str(made)).identity()["protocol"] == protocol
     assert make_agent("tool-loop", model=str(made), protocol="tools").identity()["protocol"] == "tools"
+
+
+def test_missing_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "clawgym.gateway.local_engine")
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    monkeypatch.delitem(sys.modules, "clawgym.gateway.server")
+    for name in [name for name in sys.modules if name.startswith("clawgym.pool")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(MissingDependency, match=r"pip install 'clawgym\[local\]', or give --base-url"):
+        make_agent("tool-loop", model=str(folder))
 
 
 def test_missing_model_is_named() -> None:
