@@ -142,7 +142,7 @@ async def test_agent_without_a_model_makes_no_call(tmp_path: Path, fake_openai: 
         (("--agent", "tool-loop", "--model", "m", "--model", "m"), "a model is given twice"),
         (
             ("--agent", "tool-loop", "--model", "m", "--agent-option", "protocol=no"),
-            "Input should be 'tools' or 'text'",
+            "Input should be 'auto', 'tools' or 'text'",
         ),
     ],
 )
