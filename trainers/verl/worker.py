@@ -9,6 +9,7 @@ from functools import partial
 
 from tensordict import TensorDict
 from verl.experimental.separation.engine_workers import DetachActorWorker
+from verl.models.transformers import monkey_patch
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils
 from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -19,6 +20,10 @@ __all__ = ["RATE", "DetachedLearner", "ColocatedLearner"]
 
 RATE = "clawgym_rate"
 """Key of the learning rate in a batch. verl's schedules cannot depend on ClawGym's budget."""
+
+
+# Where TRL is installed, verl changes a class for critics, which TRL 1.16 does not have. No critic is used here.
+monkey_patch.is_trl_available = lambda: False  # pyright: ignore
 
 
 class _LearnerMixin:
