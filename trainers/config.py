@@ -141,6 +141,9 @@ class Rollout(_Part):
     temperature: float = Field(default=1.0, gt=0)
     concurrency: PositiveInt = 64
     """Episodes that run at the same time."""
+    replaced: int = Field(default=0, ge=0)
+    """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): most zero-variance groups of a step that are replaced by
+    groups of other tasks. 0: none. Such groups give no gradient; replacing them costs their episodes."""
     staleness: int = Field(default=0, ge=0)
     """How many versions older than the trained policy a sampled token may be. 0: rollouts and updates alternate."""
     deadline: float = Field(default=600.0, gt=0)
@@ -408,6 +411,8 @@ class TrainConfig(_Part):
                 "compute.vllm: is for LoRA adapters with trainer: local: set model.lora, or train all weights with "
                 "trainer: verl and verl.engine: vllm"
             )
+        if self.rollout.replaced and self.trainer == "verl":
+            raise ValueError("rollout.replaced: trainer verl replaces no groups: set it to 0, or use trainer: local")
         if self.reward.combine == "sum" and self.algorithm.advantage not in ("grpo", "dr-grpo"):
             raise ValueError(
                 f"reward.combine: sum has a baseline of its own, not {self.algorithm.advantage}: set "

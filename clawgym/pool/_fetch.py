@@ -17,10 +17,12 @@ import sqlalchemy as sa
 from clawgym.errors import PoolError
 from clawgym.pool._episodes import TRAINABLE_ROLES
 from clawgym.pool._pack import from_json, text, to_json
-from clawgym.pool._schema import batches, episodes, groups
+from clawgym.pool._schema import batches, episodes, groups, turn_rewards
 
 __all__ = ["FetchRequest", "ack", "claim", "release", "renew", "may_claim"]
 
+ZERO_VARIANCE = "zero-variance"
+"""Why a group was dropped: its episodes have equal rewards (``replaced``)."""
 _AT_ONCE = 8
 
 
@@ -38,11 +40,14 @@ class FetchRequest:
     roles: tuple[str, ...]
     lease_seconds: float
     only: str | None = None
+    replaced: int = 0
 
     def __post_init__(self) -> None:
         text("consumer", self.consumer)
         if self.groups < 1 or self.min_episodes < 1 or self.lease_seconds <= 0:
             raise ValueError("groups, min_episodes and lease_seconds must be positive: correct them")
+        if self.replaced < 0:
+            raise ValueError("replaced must be 0 or more: correct it")
         if self.max_staleness is not None and self.policy_version is None:
             raise ValueError("max_staleness needs policy_version: give the version that is being trained")
         if not self.roles or set(self.roles) - set(TRAINABLE_ROLES):
@@ -212,12 +217,14 @@ def _choose(db: sa.Connection, want: FetchRequest) -> list[tuple[int, dict[str, 
             fates: dict[str, list[int]] = {}
             for member in members[row.seq]:
                 fates.setdefault(_fate(member, want), []).append(member["seq"])
-            if len(fates.get("delivered", ())) >= min(want.min_episodes, row.size):
+            if len(fates.get("delivered", ())) < min(want.min_episodes, row.size):
+                _drop(db, row.seq, fates)
+            elif _replaceable(db, want) and _zero_variance(db, fates["delivered"]):
+                _drop(db, row.seq, fates, ZERO_VARIANCE)
+            else:
                 taken.append((row.seq, fates))
                 if len(taken) == want.groups:
                     break
-            else:
-                _drop(db, row.seq, fates)
         after = (page[-1].ready_at, page[-1].seq)
     return taken
 
@@ -248,9 +255,27 @@ def _fate(member: sa.RowMapping, want: FetchRequest) -> str:
     return "stale" if any(version is None or version < least for version in oldest) else "delivered"
 
 
-def _drop(db: sa.Connection, seq: int, fates: dict[str, list[int]]) -> None:
+def _replaceable(db: sa.Connection, want: FetchRequest) -> bool:
+    """Whether one more zero-variance group may be dropped: ``replaced`` for each step of the consumer so far."""
+    if not want.replaced:
+        return False
+    dropped = sa.select(sa.func.count()).where(groups.c.channel == want.channel, groups.c.reason == ZERO_VARIANCE)
+    return (db.scalar(dropped) or 0) < want.replaced * (want.step + 1)
+
+
+def _zero_variance(db: sa.Connection, members: list[int]) -> bool:
+    """Whether the episodes have equal rewards and penalties, and no rewards of turns."""
+    if db.execute(sa.select(turn_rewards.c.index).where(turn_rewards.c.episode_seq.in_(members)).limit(1)).first():
+        return False
+    e = episodes.c
+    rows = db.execute(sa.select(e.reward, e.closing).where(e.seq.in_(members))).all()
+    totals = {(row.reward or 0.0) + sum(from_json(row.closing or b"{}").get("penalties", {}).values()) for row in rows}
+    return len(totals) == 1
+
+
+def _drop(db: sa.Connection, seq: int, fates: dict[str, list[int]], reason: str | None = None) -> None:
     counts = Counter({fate: len(seqs) for fate, seqs in fates.items() if fate != "delivered"})
-    reason = counts.most_common(1)[0][0] if counts else "late"
+    reason = reason or (counts.most_common(1)[0][0] if counts else "late")
     db.execute(groups.update().where(groups.c.seq == seq).values(state="dropped", reason=reason))
     _mark(db, {("dropped" if fate == "delivered" else fate): seqs for fate, seqs in fates.items()})
 

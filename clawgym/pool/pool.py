@@ -177,6 +177,7 @@ class Pool:
         roles: Sequence[Role] = ("main",),
         lease_seconds: float = 600,
         wait: float = 0,
+        replaced: int = 0,
     ) -> Batch | None:
         """Fetch the batch for a step of a consumer: ``groups`` groups, earliest ready first.
 
@@ -187,7 +188,9 @@ class Pool:
         steps after its last checkpoint. Episodes are left out of their group, and counted, if they ended as ``infra``,
         are curated as not trainable, have no training sequence of ``roles``, or, with ``max_staleness``, have ids
         sampled more than that many versions before ``policy_version`` (or by an unknown version). A group with fewer
-        than ``min_episodes`` episodes left (or its size, if that is less) is dropped.
+        than ``min_episodes`` episodes left (or its size, if that is less) is dropped. So is a group whose episodes have
+        equal rewards and no rewards of turns, as long as fewer than ``replaced`` were dropped for each step so far: the
+        next ready group takes its place (dynamic sampling, DAPO, arXiv 2503.14476).
 
         The lease ends after ``lease_seconds``: then other consumers can get the groups, unless they were acknowledged
         (:meth:`ack`) or the lease was renewed.
@@ -197,7 +200,7 @@ class Pool:
             PoolError: the step was fetched before, from another channel or with other roles.
         """
         want = _fetch.FetchRequest(consumer, step, channel, groups, min_episodes, policy_version, max_staleness,
-                             tuple(roles), lease_seconds, only)  # fmt: skip
+                             tuple(roles), lease_seconds, only, replaced)  # fmt: skip
         end, pause = time.monotonic() + wait, 0.02
         row = self._store.retried(lambda db: _fetch.claim(db, self._store.now(db), want), leasing=True)
         while row is None and time.monotonic() < end:

@@ -221,6 +221,40 @@ def test_curation_is_enforced(pool: Pool) -> None:
     assert pool.episode(first).fate == "curated"
 
 
+def test_zero_variance_groups_are_replaced_within_a_bound(pool: Pool) -> None:
+    """One for each step so far; the others are delivered."""
+    same = [group_of(pool, ["solved", "solved"]) for _ in range(3)]
+    mixed = [group_of(pool, ["solved", "failed"]) for _ in range(2)]
+
+    def fetched(step: int) -> list[str]:
+        batch = pool.fetch("trainer", step, groups=1, replaced=1)
+        return [] if batch is None else [group.id for group in batch.groups]
+
+    assert fetched(0) == [same[1]], "the first is replaced; the bound is reached"
+    assert fetched(1) == [mixed[0]], "another one may be replaced now"
+    assert fetched(1) == [mixed[0]]
+    assert fetched(2) == [mixed[1]]
+    assert fetched(3) == []
+    assert pool.stats()["channels"]["train"]["groups"]["dropped"] == 2
+
+
+def test_group_that_differs_in_penalties_or_rewards_of_turns_is_kept(pool: Pool) -> None:
+    penalised = pool.open_group(size=2)
+    for sample in range(2):
+        id = pool.open_episode(group=penalised, sample=sample)
+        pool.append([(id, n, one) for n, one in enumerate(chain(sample, 2))])
+        pool.close_episode(id, EpisodeEnd(outcome="solved", reward=1.0, penalties={"length": -0.5 * sample}))
+    judged = pool.open_group(size=2)
+    for sample in range(2):
+        id = pool.open_episode(group=judged, sample=sample)
+        pool.append([(id, n, one) for n, one in enumerate(chain(sample, 2))])
+        pool.set_turn_rewards(id, {0: 1.0 - sample})
+        pool.close_episode(id, EpisodeEnd(outcome="solved", reward=1.0))
+    batch = pool.fetch("trainer", 0, groups=2, replaced=9)
+    assert batch is not None
+    assert [group.id for group in batch.groups] == [penalised, judged]
+
+
 def test_inexact_turns_are_not_delivered(pool: Pool) -> None:
     group = pool.open_group(size=4)
     store(pool, chain(1, 2, flaw="text-only"), group=group)

@@ -75,6 +75,7 @@ class _Loop:
         self._groups = GroupPlayer(config, splits.train, pool, services.player)
         self._collector = Collector(config, self._groups)
         self._acked = 0
+        self._replaced = 0
         self._renderer: Renderer | None = None
         self._agreement = Agreement(config, state.progress.extra)
         judge = None if services.judge is None else services.judge.canary_pool
@@ -157,6 +158,7 @@ class _Loop:
             "timing/rollouts_idle_seconds": self._collector.idle_seconds - idle,
             "perf/rollout_idle_ratio": (self._collector.idle_seconds - idle) / seconds,
             "rollout/infra": float(self._groups.infra),
+            "rollout/groups_replaced": float(self._replaced),
         }
         validates = progress.step % config.evaluation.every == 0 or self._over()
         if validates:
@@ -195,6 +197,7 @@ class _Loop:
                     groups=about.groups,
                     policy_version=self._progress.step,
                     max_staleness=about.staleness,
+                    replaced=about.replaced,
                     lease_seconds=24 * 3600,
                 )
             )
@@ -214,8 +217,9 @@ class _Loop:
         return None
 
     async def _dropped(self) -> int:
-        stats = await asyncio.to_thread(self._pool.stats)
-        return stats["channels"].get("train", {}).get("groups", {}).get("dropped", 0)
+        stats = (await asyncio.to_thread(self._pool.stats))["channels"].get("train", {})
+        self._replaced = stats.get("dropped", {}).get("zero-variance", 0)
+        return stats.get("groups", {}).get("dropped", 0)
 
     async def _validate(self) -> dict[str, float]:
         """Evaluate on the validation split. Returns metrics of the canaries."""
