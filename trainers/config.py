@@ -160,6 +160,12 @@ class Reward(_Part):
     outcome rewards only."""
     judge_options: dict[str, Any] = {}
     """Further options of the judge, such as ``file`` of ``head``."""
+    milestones: Literal["turn", "return-to-go"] | None = None
+    """Process rewards from the task's own verifier instead of a judge: the change of the share of its checks that pass.
+    ``turn``: the change by the turn itself; ``return-to-go``: by this and all later turns. The verifier runs after each
+    turn, in a grading sandbox, while the model writes its next reply (:mod:`clawgym.rewards.milestones`)."""
+    potential: bool = False
+    """With ``milestones``: count the progress at the end as 0, so that the optimal policy stays the same."""
     votes: PositiveInt = 3
     count_zeros: bool = True
     """Whether a vote of 0 is part of the mean. False: it is left out, as in the reference implementation of arXiv
@@ -201,6 +207,8 @@ class Reward(_Part):
     def _fits(self) -> Reward:
         if self.length and not (self.longest and self.slack and self.slack <= self.longest):
             raise ValueError("length: set reward.longest, and reward.slack to at most that, in tokens")
+        if self.milestones and self.judge:
+            raise ValueError("milestones and judge both give process rewards: set one of them")
         if self.judge is not None:
             _known(judges, self.judge, self.judge_options)
         if self.judge == "head" and "file" not in self.judge_options:

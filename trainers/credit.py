@@ -73,7 +73,7 @@ def turn_advantages(
     numbers: dict[Hashable, int] = {}
     groups = torch.tensor([numbers.setdefault(one.group, len(numbers)) for one in scored])
     turns = [(n, t) for n, one in enumerate(scored) for t in one.turns]
-    if config.reward.judge is None:
+    if config.reward.judge is None and config.reward.milestones is None:
         plain = _outcome_advantages(outcome, groups, config)
         return {(n, t): float(plain[n]) for n, t in turns}, {}
     given = [scored[n].process.get(t) for n, t in turns]

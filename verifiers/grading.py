@@ -31,10 +31,10 @@ from clawgym.records import GradingMode, Task, VerifierResult, packages_of
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, SandboxSpec, Snapshot
 from clawgym.verifiers.graders import ask_grader, judged_by
 from clawgym.verifiers.protocols import Subject, VerifierReport, protocol_of
-from clawgym.verifiers.scores import baseline_adjusted, plain_mean
+from clawgym.verifiers.scores import baseline_adjusted, plain_mean, without_composites
 from clawgym.verifiers.workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
 
-__all__ = ["Subject", "empty_archive", "grade", "untouched"]
+__all__ = ["Subject", "empty_archive", "grade", "progress", "untouched"]
 
 _CONTROL_LOG = 3000
 """Characters of a failing control's log in the error."""
@@ -96,6 +96,19 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, baseline: flo
         out_of_range=tuple(sorted({*official.out_of_range, *strict.out_of_range})),
         seconds=time.monotonic() - started,
     )
+
+
+async def progress(task: Task, subject: Subject, backend: Backend) -> float:
+    """The share of the verifier's plain checks that pass on ``subject``, in [0, 1], with changed inputs restored.
+
+    One run of the verifier, without a control: a verifier that fails gives 0, as on an unfinished workspace. Raises
+    :class:`~clawgym.errors.InfraError` if the host fails.
+    """
+    subject = await _submitted(task, subject)
+    changed = await offloaded(changed_inputs, subject.workspace.tar, task.inputs, task.verifier.mutable_inputs)
+    report = await _run(task, subject, backend, restore=changed)
+    checks = without_composites(report.checks) if report.cause is None else {}
+    return sum(score >= 1.0 for score in checks.values()) / len(checks) if checks else 0.0
 
 
 async def _submitted(task: Task, subject: Subject) -> Subject:

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from clawgym.agents.protocol import Agent, AgentContext, ResidentAgent
 from clawgym.errors import EngineError, InfraError, TaskError
-from clawgym.records import Episode
 from clawgym.rollout.attempt import Attempt, Stop, fault_of, transcript_payload
 from clawgym.rollout.request import Ended, EpisodeRequest, RewardName, reward_of
 from clawgym.sandbox.protocol import Backend
@@ -33,7 +32,7 @@ __all__ = [
 class Graded(Protocol):
     """A callback between grading and closing an episode in the pool. Training gets the episode only after that."""
 
-    async def __call__(self, session: str, episode: Episode) -> Mapping[str, float]:
+    async def __call__(self, session: str, ended: Ended) -> Mapping[str, float]:
         """Store process rewards for the turns of ``session``, if any, and return the penalties of the episode by name,
         each 0 or less."""
         ...
@@ -82,7 +81,7 @@ async def _settle(agent: ResidentAgent, attempt: Attempt, ended: Ended, graded: 
     session = agent.session_of(attempt.opened)
     try:
         if session is not None and graded is not None:
-            ended = replace(ended, penalties=await graded(session, ended.episode))
+            ended = replace(ended, penalties=await graded(session, ended))
     finally:
         artifacts = await agent.close_session(attempt.opened, ended.end())
     files = {**ended.episode.files, **artifacts.files}

@@ -37,6 +37,7 @@ from clawgym.errors import (
 )
 from clawgym.offload import offloaded
 from clawgym.records import Episode, Fault, GradingMode, Outcome, Phase, Step, Turn, Usage, VerifierResult
+from clawgym.rollout.milestones import Milestones, can_measure
 from clawgym.rollout.request import Ended, EpisodeRequest, reward_of
 from clawgym.rollout.shown import WatchedAttempt
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
@@ -140,6 +141,7 @@ class Attempt:
         """Why the work ended; ``None`` before that."""
         self._sandbox: Sandbox | None = None
         self._tools: Tools | None = None
+        self._milestones: Milestones | None = None
         self._watched: WatchedAttempt | None = None
         self._live = 0
 
@@ -204,6 +206,10 @@ class Attempt:
                 if task.inputs:
                     await self.sandbox.put(task.inputs, task.workspace)
                 self._tools = await open_tools(task, self.sandbox, self.backend)
+                if self.request.milestones and can_measure(task):
+                    self._milestones = Milestones(task, self.sandbox, self.backend)
+                    await self._milestones.take()
+                    self._tools = self._milestones.measured(self._tools)
             self._watched = WatchedAttempt(task, self.agent, self.steps, self._tools)  # live holds it weakly
             self._live = live.add(self._watched)
         except TimeoutError:
@@ -305,10 +311,12 @@ class Attempt:
                 with contextlib.suppress(InfraError):  # closing the backend removes it
                     await self.backend.drop(snapshot)
             await self._close()
+        progress = () if self._milestones is None else await self._milestones.values()
         if self.request.keep_workspace and workspace is not None:
             ended = self._ended(result, await _compressed(workspace.tar), workspace.dropped)
         else:
             ended = self._ended(result)
+        ended = replace(ended, progress=progress)
         if workspace is None or result is None or not self.task.verifier.protected:
             return ended
         submission = await offloaded(submission_diff, self.task, workspace.tar)
@@ -330,6 +338,8 @@ class Attempt:
 
     async def abandon(self) -> Ended:
         """Close without grading; the episode ends as ``infra``."""
+        if self._milestones is not None:
+            await self._milestones.aclose()
         await self._close()
         if self.stop is None or self.stop.kind != "infra":
             self.stop = Stop("infra", "abandoned", "" if self.stop is None else self.stop.error)

@@ -121,7 +121,7 @@ async def _close(gateway: Gateway, session: str, ended: Ended, graded: Graded | 
     """Close the session. If ``graded`` fails, its error is raised afterwards."""
     try:
         if graded is not None:
-            ended = replace(ended, penalties=await graded(session, ended.episode))
+            ended = replace(ended, penalties=await graded(session, ended))
     finally:
         await gateway.close_session(session, ended.end())
     return ended

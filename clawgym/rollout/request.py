@@ -34,6 +34,8 @@ class EpisodeRequest:
     score."""
     keep_workspace: bool = True
     """Whether the episode contains the final workspace as an archive."""
+    milestones: bool = False
+    """Whether to measure the progress after each turn (:mod:`clawgym.rollout.milestones`)."""
     session: SessionRequest | None = None
     """Settings of the gateway session, for an agent whose model calls go through a gateway. ``None``: channel ``eval``,
     and the agent's own settings."""
@@ -61,6 +63,9 @@ class Ended:
     """Whether a budget or an infrastructure error ended the work (Gymnasium's ``truncated``)."""
     penalties: Mapping[str, float] = field(default_factory=dict)
     """Name -> penalty that training adds to the reward, 0 or less."""
+    progress: tuple[float | None, ...] = ()
+    """Share of the checks that pass, before the first turn and after each turn; None where it could not be measured.
+    Empty unless the request asked for ``milestones`` and the task allows it."""
 
     def end(self) -> EpisodeEnd:
         """Return what the pool stores about the end of the episode."""

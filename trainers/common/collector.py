@@ -23,9 +23,10 @@ from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Episode, Outcome, Task
+from clawgym.rewards.milestones import milestone_rewards
 from clawgym.rewards.penalties import penalties
 from clawgym.rewards.states import setting_of
-from clawgym.rollout import EpisodeRequest
+from clawgym.rollout import Ended, EpisodeRequest
 from clawgym.rollout.collect import collect_episode, in_process
 from clawgym.sandbox.protocol import Backend
 from clawgym.trainers.config import TrainConfig
@@ -122,10 +123,13 @@ class Player:
         temperature = 0.0 if greedy else (self._config.rollout.temperature if channel == "train" else 1.0)
         slot, began = _Slot(self._slots), time.monotonic()
 
-        async def graded(session: str, episode: Episode) -> Mapping[str, float]:
+        async def graded(session: str, ended: Ended) -> Mapping[str, float]:
             slot.free()
+            episode = ended.episode
             if channel != "train" or episode.outcome is Outcome.INFRA:
                 return {}
+            if ended.progress:
+                await self._store_progress(session, ended.progress)
             if self._judging is not None:
                 # Half of the remaining time: an episode that is open at its group's deadline is lost.
                 left = self._config.rollout.deadline - (time.monotonic() - began)
@@ -146,6 +150,7 @@ class Player:
                 sample=sample,
                 reward=self._config.reward.score,
                 keep_workspace=False,
+                milestones=self._config.reward.milestones is not None and channel == "train",
                 session=SessionRequest(
                     channel=channel,
                     group=group,
@@ -157,6 +162,15 @@ class Player:
             agent = self._program or in_process(self._loop)
             ended = await collect_episode(request, agent, self._backend, self._gateway, opening=opening, graded=graded)
             return ended.episode
+
+    async def _store_progress(self, session: str, progress: Sequence[float | None]) -> None:
+        """Store the rewards of ``reward.milestones`` for the agent's turns."""
+        about = self._config.reward
+        found = milestone_rewards(progress, credit=about.milestones or "turn", potential=about.potential)
+        turns = await self._gateway.in_pool(lambda pool: pool.turns(session))
+        main = [index for index, turn in enumerate(turns) if turn.role == "main"]
+        rewards = {main[turn]: value for turn, value in found.items() if turn < len(main)}
+        await self._gateway.in_pool(lambda pool: pool.set_turn_rewards(session, rewards))
 
     async def _penalties(self, session: str) -> Mapping[str, float]:
         """Penalties of the episode by name (``reward.malformed``, ``reward.length``)."""

@@ -136,7 +136,7 @@ class Agreement:
 
     def process_weight(self, setting: str) -> float:
         """The weight of the process reward in tasks of ``setting``, in [0, 1], before ``reward.coefficient``."""
-        if not self._config.reward.calibrate:
+        if not self._config.reward.calibrate or self._config.reward.milestones:
             return 1.0
         found = self._found.get(setting)
         return self._unknown if found is None else found.weight
