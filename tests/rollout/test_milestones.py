@@ -1,0 +1,61 @@
+"""The progress of an episode after each turn, by its verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from clawgym.agents.tool_loop import ToolLoopAgent
+from clawgym.engines.protocol import Completion
+from clawgym.engines.replay import ReplayEngine
+from clawgym.records import GradingMode, Outcome, ToolCall
+from clawgym.rollout import Ended, EpisodeRequest, run_episode
+from clawgym.sandbox import Backend
+
+from ..verifiers.tasks_for_tests import task, with_mode
+
+COMMANDS = ("ls", "mkdir output; echo 5 > output/sum.txt", "ls /tmp", "echo 6 > output/sum.txt", "rm -r output")
+
+
+async def played(commands: Sequence[str], backend: Backend, mode: GradingMode = GradingMode.CLEAN) -> Ended:
+    answers = [Completion("", (ToolCall(f"c{n}", "bash", {"command": c}),)) for n, c in enumerate(commands)]
+    answers.append(Completion("", (ToolCall("end", "submit", {"message": ""}),)))
+    request = EpisodeRequest(task=with_mode(task(), mode), seed=0, milestones=True)
+    return await run_episode(request, ToolLoopAgent(ReplayEngine(answers)), backend)
+
+
+@pytest.mark.parametrize("mode", [GradingMode.CLEAN, GradingMode.FORK])
+async def test_progress_is_measured_after_each_turn(backend: Backend, mode: GradingMode) -> None:
+    ended = await played(COMMANDS, backend, mode)
+    assert ended.progress == (0.0, 0.0, 0.5, 0.5, 1.0, 0.0, 0.0)
+    assert ended.episode.outcome is Outcome.FAILED
+    assert not list(backend.sandboxes)  # type: ignore[attr-defined]
+
+
+async def test_last_progress_agrees_with_the_grade(backend: Backend) -> None:
+    ended = await played(COMMANDS[:4], backend)
+    assert ended.episode.result is not None
+    assert ended.progress[-1] == ended.episode.result.strict == 1.0
+
+
+async def test_live_tasks_and_unasked_episodes_have_no_progress(backend: Backend) -> None:
+    assert (await played((), backend, GradingMode.LIVE)).progress == ()
+    plain = EpisodeRequest(task=task(), seed=0)
+    ended = await run_episode(plain, ToolLoopAgent(ReplayEngine([Completion("done")])), backend)
+    assert ended.progress == ()
+
+
+async def test_agent_sees_nothing_of_the_measurements(backend: Backend) -> None:
+    """Neither files nor processes; and its own stay as they are."""
+    look = "ps -e -o args= | sort; find / -xdev -newer /etc/hostname -name '*check*' 2>/dev/null; jobs"
+    start = "sleep 100 & mkdir output; exec 9> output/sum.txt"
+    shown = []
+    for milestones in (False, True):
+        answers = [Completion("", (ToolCall(f"c{n}", "bash", {"command": c}),)) for n, c in enumerate((start, look))]
+        request = EpisodeRequest(task=task(), seed=0, milestones=milestones)
+        agent = ToolLoopAgent(ReplayEngine([*answers, Completion("done")]))
+        ended = await run_episode(request, agent, backend)
+        shown.append([o.content for step in ended.episode.steps for o in step.observations])
+    assert shown[0] == shown[1]
+    assert "sleep 100" in shown[1][1]
