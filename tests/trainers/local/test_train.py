@@ -287,6 +287,20 @@ async def test_turns_are_judged_before_training(taught: Path, tmp_path: Path) ->
             small(model={"path": str(taught)}, reward=wrong)
 
 
+async def test_turns_are_rewarded_for_the_verifiers_checks(taught: Path, tmp_path: Path) -> None:
+    """Each turn has the change of the share of passing checks, and no judge runs."""
+    about = small(model={"path": str(taught)}, reward={"milestones": "turn"}, budget={"steps": 1})
+    await train(about, tmp_path / "rl", "rl", view=Said())
+    metrics = lines(tmp_path / "rl/metrics.jsonl")[0]
+    assert metrics["reward/process_scored_frac"] == 1
+    assert not [name for name in metrics if name.startswith("judge/")]
+    with Pool(tmp_path / "rl/pool.db") as pool:
+        for episode in pool.episodes(channel="train"):
+            rewards = pool.turn_rewards(episode.id)["judge"]
+            assert len(rewards) == episode.n_turns
+            assert sum(rewards.values()) == episode.rewards["strict"]  # one check, failing at first
+
+
 async def test_length_and_malformed_penalties(taught: Path, tmp_path: Path) -> None:
     config = small(
         model={"path": str(taught)},
