@@ -171,6 +171,7 @@ SECURITY = re.compile(
 
 LONGEST = (
     "test_tutorials.py",
+    "test_examples.py",
     "envs/test_openclaw.py",
     "trainers/verl/test_end_to_end.py",
     "redteam/test_escape.py",
