@@ -10,8 +10,8 @@ from clawgym.agents.noop import NoopAgent
 from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
-from clawgym.records import Episode, Outcome, VerifierResult
-from clawgym.rollout import EpisodeRequest, reward_of
+from clawgym.records import Outcome, VerifierResult
+from clawgym.rollout import Ended, EpisodeRequest, reward_of
 from clawgym.rollout.collect import collect_episode
 from clawgym.sandbox import Backend
 from clawgym.tasks.packs import terminal_basic
@@ -42,8 +42,8 @@ async def test_pool_gets_requested_reward_and_penalties(
     monkeypatch.setattr("clawgym.rollout.attempt.grade", half)
     seen: list[str] = []
 
-    async def graded(session: str, episode: Episode) -> dict[str, float]:
-        assert episode.outcome is Outcome.FAILED
+    async def graded(session: str, ended: Ended) -> dict[str, float]:
+        assert ended.episode.outcome is Outcome.FAILED
         seen.append(session)
         return {"length": -0.25}
 
