@@ -31,7 +31,7 @@ from clawgym.records import GradingMode, Task, VerifierResult, packages_of
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, SandboxSpec, Snapshot
 from clawgym.verifiers.graders import ask_grader, judged_by
 from clawgym.verifiers.protocols import Subject, VerifierReport, protocol_of
-from clawgym.verifiers.scores import baseline_adjusted, plain_mean, without_composites
+from clawgym.verifiers.scores import baseline_adjusted, passing_share, plain_mean
 from clawgym.verifiers.workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
 
 __all__ = ["Subject", "empty_archive", "grade", "progress", "untouched"]
@@ -107,8 +107,7 @@ async def progress(task: Task, subject: Subject, backend: Backend) -> float:
     subject = await _submitted(task, subject)
     changed = await offloaded(changed_inputs, subject.workspace.tar, task.inputs, task.verifier.mutable_inputs)
     report = await _run(task, subject, backend, restore=changed)
-    checks = without_composites(report.checks) if report.cause is None else {}
-    return sum(score >= 1.0 for score in checks.values()) / len(checks) if checks else 0.0
+    return passing_share(report.checks) if report.cause is None else 0.0
 
 
 async def _submitted(task: Task, subject: Subject) -> Subject:
