@@ -3,9 +3,8 @@
     python benchmarks/milestones.py [PACK ...] [--limit N]
 
 Each reference solution is played call by call, with and without measurements, one episode at a time. Columns: turns of
-a solution; share of turns that change Phi; share of tasks in which at most one turn does; share of tasks where Phi
-after the last turn is not that of the final grade (state that a copy of the files does not hold); milliseconds that a
-turn takes longer.
+a solution; share of turns that change Phi; share of tasks in which at most one turn does; milliseconds that a turn
+takes longer.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ async def measure(task: Task, sandboxes: Backend) -> dict[str, float]:
         "turns": len(steps),
         "changed": sum(step != 0 for step in steps),
         "only at the end": float(sum(step != 0 for step in steps) <= 1 and final > 0),
-        "not held": float(bool(known) and abs(known[-1] - final) > 1e-9),
         "ms": 1000 * (took[True] - took[False]) / turns,
     }
 
@@ -83,7 +81,7 @@ async def table(tasks: TaskSet, sandboxes: Backend) -> None:
         print(
             f"| {tasks.name} | {family} | {len(rows)} | {turns / len(rows):.1f} | "
             f"{sum(row['changed'] for row in rows) / max(1, turns):.2f} | "
-            f"{fmean(row['only at the end'] for row in rows):.2f} | {fmean(row['not held'] for row in rows):.2f} | "
+            f"{fmean(row['only at the end'] for row in rows):.2f} | "
             f"{median(row['ms'] for row in rows):.0f} |",
             flush=True,
         )
@@ -95,8 +93,8 @@ async def main() -> None:
     parser.add_argument("--limit", type=int, help="tasks of each pack")
     given = parser.parse_args()
     sandboxes = backend("auto")
-    print("| pack | family | tasks | turns | turns that change Phi | only at the end | not held | ms a turn |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    print("| pack | family | tasks | turns | turns that change Phi | only at the end | ms a turn |")
+    print("|---|---|---:|---:|---:|---:|---:|")
     try:
         for name in given.packs or PACKS:
             await table(load(f"{name}:train", limit=given.limit), sandboxes)
