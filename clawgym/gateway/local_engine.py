@@ -72,9 +72,12 @@ class LocalEngine:
             self._sessions[begin] = asyncio.create_task(self._session(gateway))
         return await (await self._sessions[begin]).complete(messages, tools=tools, sampling=sampling)
 
-    @functools.cache  # noqa: B019  # an engine lives as long as its run
     def identity(self) -> dict[str, Any]:
         """The model, the SHA-256 of its weights, and the versions of the libraries."""
+        return self._identity
+
+    @functools.cached_property
+    def _identity(self) -> dict[str, Any]:
         digest = hashlib.sha256()
         for file in sorted(self._folder.glob("*.safetensors")):
             with file.open("rb") as weights:

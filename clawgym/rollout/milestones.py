@@ -47,15 +47,15 @@ class Milestones:
         """Copy the files as they are, and start to measure them. Waits for the measurement before the last one."""
         if len(self._points) > 1:
             await asyncio.wait([self._points[-2]])
+        forks = self._task.verifier.mode is GradingMode.FORK
         try:
             archive = await self._sandbox.get_archive(self._task.workspace, max_bytes=_LARGEST)
-        except SandboxError:  # too large, or no folder any more
+            snapshot = await self._sandbox.snapshot() if forks else None
+        except SandboxError:  # too large, or no folder any more: the agent may cause that
             self._points.append(asyncio.create_task(_nothing()))
             return
         key = hashlib.sha256(archive.tar).hexdigest()
-        forks = self._task.verifier.mode is GradingMode.FORK
         if key not in self._known or forks:  # a fork grades files outside of the workspace too
-            snapshot = await self._sandbox.snapshot() if forks else None
             self._known[key] = asyncio.create_task(self._measure(archive, snapshot, [*self._points[-1:]]))
         self._points.append(self._known[key])
 

@@ -9,9 +9,12 @@ import pytest
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines.protocol import Completion
 from clawgym.engines.replay import ReplayEngine
+from clawgym.errors import TreeTooLarge
 from clawgym.records import GradingMode, Outcome, ToolCall
 from clawgym.rollout import Ended, EpisodeRequest, run_episode
 from clawgym.sandbox import Backend
+from clawgym.sandbox.namespace.backend import NamespaceSandbox
+from clawgym.sandbox.protocol import Sandbox, Snapshot
 
 from ..verifiers.tasks_for_tests import task, with_mode
 
@@ -37,6 +40,18 @@ async def test_last_progress_agrees_with_the_grade(backend: Backend) -> None:
     ended = await played(COMMANDS[:4], backend)
     assert ended.episode.result is not None
     assert ended.progress[-1] == ended.episode.result.strict == 1.0
+
+
+async def test_files_that_cannot_be_copied_have_no_progress(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent can make its files too large; the episode goes on."""
+
+    async def too_large(self: Sandbox) -> Snapshot:
+        raise TreeTooLarge("the layer has too many files: leave fewer", bound="entries")
+
+    monkeypatch.setattr(NamespaceSandbox, "snapshot", too_large)
+    ended = await played(COMMANDS[:2], backend, GradingMode.FORK)
+    assert set(ended.progress[:-1]) == {None}
+    assert ended.episode.outcome is Outcome.FAILED
 
 
 async def test_live_tasks_and_unasked_episodes_have_no_progress(backend: Backend) -> None:
