@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clawgym.trainers.common.tracking import View
     from clawgym.trainers.config import Algorithm, TrainConfig
 
-__all__ = ["Advantage", "Loss", "Trainer", "loss_of", "train"]
+__all__ = ["Advantage", "Loss", "Trainer", "logged_metrics", "loss_of", "train"]
 
 
 class Advantage(Protocol):
@@ -89,7 +89,7 @@ class Loss(Protocol):
 
         Returns:
             A scalar loss, and scalar metrics by name, without gradient. A metric is logged as ``actor/NAME``, averaged
-            over tokens.
+            over tokens (with the trainer ``verl``: over micro-batches). :func:`logged_metrics` says which are kept.
         """
         ...
 
@@ -138,6 +138,17 @@ async def train(
     >>> await train(load_config("tiny-cpu"), Path("runs/tiny"))  # doctest: +SKIP
     """
     return await trainers.make(config.trainer, config, out, method, view, stop, **config.trainer_options)
+
+
+_MAX_METRICS, _MAX_NAME = 32, 64
+
+
+def logged_metrics(said: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The metrics of a loss that are logged: the first 32 whose names have at most 64 characters.
+
+    Without ``tokens``, the number of tokens that the others are means over."""
+    names = [name for name in said if name != "tokens" and len(name) <= _MAX_NAME]
+    return {name: said[name] for name in names[:_MAX_METRICS]}
 
 
 def loss_of(about: Algorithm) -> partial[tuple[Tensor, Mapping[str, Tensor]]]:

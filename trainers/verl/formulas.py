@@ -22,6 +22,7 @@ from clawgym.registry import losses
 from clawgym.trainers import algorithms
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import ProcessWeight, ScoredEpisode, turn_advantages
+from clawgym.trainers.protocols import logged_metrics
 
 __all__ = ["NAME", "advantages", "batch_importance", "batch_token_weights", "loss", "policy_loss"]
 
@@ -115,8 +116,7 @@ def policy_loss(
         torch.where(response_mask.bool(), votes, torch.zeros_like(votes)) * ranks,
         rollout_is_weights,
     )
-    metrics: dict[str, Any] = {f"actor/{name}": float(value) for name, value in said.items() if name != "tokens"}
-    return loss, metrics
+    return loss, {f"actor/{name}": float(value) for name, value in logged_metrics(said).items()}
 
 
 def loss(

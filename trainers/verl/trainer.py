@@ -147,6 +147,8 @@ class _ClawGymTrainer(PPOTrainer):
     def __init__(self, config: DictConfig, callbacks: RunCallbacks) -> None:
         self.callbacks = callbacks
         self._step_metrics: dict[str, float] = {}
+        self._loss_metrics: tuple[str, ...] = ()
+        """Names of the metrics of the loss in the last update."""
         self._numbers: list[int] = []
         self._began = time.monotonic()
         self._sampled = time.time()
@@ -307,7 +309,10 @@ class _ClawGymTrainer(PPOTrainer):
         )
         with self._demonstrations(batch) as augmented:
             output = self.actor_rollout_wg.update_actor(augmented)
-        said = rename_dict(output["metrics"], "actor/")
+        # Metrics of the loss have the prefix already. verl's own have none, and win where names are equal.
+        of_loss = {name: value for name, value in output["metrics"].items() if name.startswith("actor/")}
+        said = of_loss | rename_dict({n: v for n, v in output["metrics"].items() if n not in of_loss}, "actor/")
+        self._loss_metrics = tuple(of_loss)
         said["perf/mfu/actor"] = said.pop("actor/mfu")
         metrics.update(reduce_metrics(said) | {"actor/lr": rate})
         if (weight := self.callbacks.config.algorithm.imitation) > 0:
@@ -399,7 +404,8 @@ class _ClawGymTrainer(PPOTrainer):
     ) -> None:
         # Replaces verl's metrics, so that names mean the same for every trainer.
         found = dict(self._step_metrics)
-        found |= {name: float(metrics[name]) for name in _KEPT_METRICS if name in metrics}
+        kept = (*self._loss_metrics, *_KEPT_METRICS)
+        found |= {name: float(metrics[name]) for name in kept if name in metrics}
         waited = timing_raw.get("gen", 0.0)
         found |= {
             "timing/step": self.seconds,
@@ -454,11 +460,8 @@ _TRAINING_FIELDS = (
     "rollout_is_weights", "votes",
 )  # fmt: skip
 """The fields of a queue entry that training processes get."""
-_KEPT_METRICS = (
-    "actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/lr", "actor/clip_fraction", "actor/clip_fraction_low",
-    "actor/clip_fraction_high", "actor/dual_clip_fraction", "actor/ratio_mean", "actor/ratio_max", "actor/approx_kl",
-    "actor/ref_kl", "sft/loss",
-)  # fmt: skip
+_KEPT_METRICS = ("actor/grad_norm", "actor/lr", "sft/loss")
+"""Metrics of an update that are logged, besides those of the loss."""
 
 
 @register_trainer(verl_trainer_name("sync"))
