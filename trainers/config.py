@@ -224,14 +224,26 @@ class Distillation(_Part):
 
     hints: int = Field(default=0, ge=0)
     """How many hints to ask the judge for, for each turn."""
+    loss: Literal["advantage", "topk"] = "advantage"
+    """``advantage``: log pi_T - log pi_old of each sampled token is added to its advantage. ``topk``: the reverse KL
+    from the policy to the teacher over the teacher's ``top_k`` most likely ids and one bin for all others is added to
+    the loss (SDFT, arXiv 2601.19897; SDPO, arXiv 2601.20802); with ``trainer: local`` only."""
     choose: Literal["sequence", "token", "shortest"] = "sequence"
     """How to choose among several hints: by the overlap of the ``top_k`` ids of student and teacher over a whole turn,
     by the same overlap for each token, or the shortest hint."""
     top_k: PositiveInt = 4
+    """How many ids of the teacher are kept for each token."""
     clip: float = Field(default=1.0, gt=0)
-    """Bound of log pi_T - log pi_old, in nats."""
+    """Bound of log pi_T - log pi_old, in nats, with ``loss: advantage``."""
     w_rl: float = Field(default=1.0, ge=0)
+    """Weight of the advantages from rewards."""
     w_opd: float = Field(default=1.0, ge=0)
+    """Weight of the distillation term."""
+
+    @property
+    def teaches_topk(self) -> bool:
+        """Whether the loss has a term over the teacher's most likely ids."""
+        return self.hints > 0 and self.loss == "topk"
 
 
 class Algorithm(_Part):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
 from clawgym.records import TrainingSequence
+from clawgym.rewards.hints import Teacher
 
-__all__ = ["batch_of", "episode_of", "sample_of"]
+__all__ = ["batch_of", "episode_of", "sample_of", "teacher_of"]
 
 
 def sample_of(
@@ -38,6 +41,14 @@ def batch_of(groups: Sequence[Sequence[BatchEpisode]]) -> Batch:
     """Groups of episodes."""
     made = tuple(BatchGroup(f"g{n}", "t", tuple(members)) for n, members in enumerate(groups))
     return Batch("trainer", 0, made, 0.0)
+
+
+def teacher_of(logprobs: Sequence[float], top: tuple[np.ndarray, np.ndarray] | None = None) -> Teacher:
+    """A teacher with one hint; ``top``: its (S, K) most likely ids and their log-probs, none by default."""
+    count = len(logprobs)
+    ids, logp = top or (np.zeros((count, 0), np.int64), np.zeros((count, 0), np.float32))
+    nothing = np.full((1, count), np.nan, np.float32)
+    return Teacher(np.array(logprobs, np.float32), ids, logp, np.zeros(count, np.int64), ("a hint",), nothing)
 
 
 def some_batch(seed: int = 0, *, vocab: int = 600) -> Batch:

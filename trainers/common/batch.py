@@ -7,16 +7,19 @@ of the turn that it was given for; log-probs are those that were recorded when t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode
 from clawgym.records import Image, TrainingSequence
+from clawgym.rewards.hints import Teacher
 from clawgym.trainers.batching import MaskedSequence, Packed, pack
+from clawgym.trainers.common.teaching import Teachers
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import (
     ProcessWeight,
@@ -62,6 +65,11 @@ class TrainingBatch:
     """(E,) the outcome reward of each episode, in [0, 1]."""
     temperature: float
     metrics: Mapping[str, float]
+    teacher_ids: torch.Tensor | None = None
+    """(S, K) int64: the ids that are most likely under the teacher; 0 for tokens without one. None unless
+    ``distillation.loss`` is ``topk``."""
+    teacher_top_logp: torch.Tensor | None = None
+    """(S, K) float32: the teacher's log-probs of these ids."""
 
     @property
     def computed_tokens(self) -> int:
@@ -94,7 +102,7 @@ def make_batch(
     *,
     seed: int,
     process_weight: ProcessWeight = 1.0,
-    teachers: Mapping[tuple[str, int], Sequence[float]] | None = None,
+    teachers: Teachers | None = None,
     images: Mapping[str, Image] | None = None,
     device: torch.device | str = "cpu",
 ) -> TrainingBatch:
@@ -105,7 +113,7 @@ def make_batch(
         config: the configuration of the run.
         seed: for the control ``reward.shuffle``.
         process_weight: the weight of the process reward.
-        teachers: (episode, turn) -> the teacher's log-prob of each sampled id.
+        teachers: the teachers of turns, for distillation.
         images: the result of :func:`images_of`.
         device: where the tensors are put.
     """
@@ -118,7 +126,7 @@ def make_batch(
     owner: list[int] = []
     advantages: list[float] = []
     logps: list[float] = []
-    teacher: list[float] = []
+    spans: list[tuple[int, Teacher | None]] = []
     for number, member in enumerate(episodes):
         for sample in member.sequences:
             row += [len(sequences)] * len(sample.logprobs)
@@ -128,13 +136,15 @@ def make_batch(
             owner += [number] * len(sample.logprobs)
             logps += sample.logprobs
             advantages += [by_turn[number, turn] for turn in sample.turn_of]
-            teacher += teacher_of(member, sample, teachers or {})
+            spans += _spans(member, sample, teachers or {})
     metrics = batch_metrics(scored, config, seed=seed) | process
+    teacher = _logprobs(spans)
     given = torch.tensor(advantages)
     metrics["actor/advantage_abs_mean"] = float(given.abs().mean()) if len(given) else 0.0
     signal = {n for n, value, taught in zip(owner, advantages, teacher, strict=True) if value or not math.isnan(taught)}
     trained = trained_episodes(scored, signal, config)
     metrics["rollout/groups_trained"] = float(len({scored[n].group for n in trained}))
+    ids, top = (t.to(device) for t in _top(spans)) if config.distillation.teaches_topk else (None, None)
     return TrainingBatch(
         episodes,
         trained,
@@ -148,25 +158,46 @@ def make_batch(
         tuple(scores_of(scored, config, seed=seed)),
         config.rollout.temperature,
         metrics,
+        ids,
+        top,
     )
 
 
-def teacher_of(
-    member: BatchEpisode, sample: TrainingSequence, teachers: Mapping[tuple[str, int], Sequence[float]]
-) -> list[float]:
+def teacher_of(member: BatchEpisode, sample: TrainingSequence, teachers: Teachers) -> list[float]:
     """The teacher's log-prob of each trained id of a training sequence; NaN without a teacher.
 
-    ``teachers`` is as for :func:`make_batch`. Raises :class:`ValueError` if a turn has a wrong number of log-probs."""
+    Raises :class:`ValueError` if a turn has a wrong number of log-probs."""
+    return _logprobs(_spans(member, sample, teachers))
+
+
+def _logprobs(spans: Iterable[tuple[int, Teacher | None]]) -> list[float]:
     found: list[float] = []
-    for turn, ids in groupby(sample.turn_of):
-        count = len(list(ids))
-        logprobs = teachers.get((member.episode.id, turn), ())
-        if len(logprobs) not in (0, count):
-            raise ValueError(
-                f"episode {member.episode.id}, turn {turn}: {len(logprobs)} teacher log-probs for {count} ids"
-            )
-        found += logprobs or [math.nan] * count
+    for count, teacher in spans:
+        found += [math.nan] * count if teacher is None else teacher.logprobs.tolist()
     return found
+
+
+def _spans(member: BatchEpisode, sample: TrainingSequence, teachers: Teachers) -> Iterator[tuple[int, Teacher | None]]:
+    """For each run of trained ids of one turn: how many they are, and their teacher."""
+    for turn, ids in groupby(sample.turn_of):
+        count, teacher = len(list(ids)), teachers.get((member.episode.id, turn))
+        if teacher is not None and len(teacher.logprobs) != count:
+            raise ValueError(
+                f"episode {member.episode.id}, turn {turn}: {len(teacher.logprobs)} teacher log-probs for {count} ids"
+            )
+        yield count, teacher
+
+
+def _top(spans: Sequence[tuple[int, Teacher | None]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(S, K) the most likely ids of the teachers, and their log-probs; 0 without a teacher."""
+    k = max((teacher.top_ids.shape[1] for _, teacher in spans if teacher is not None), default=0)
+    ids = np.zeros((sum(count for count, _ in spans), k), np.int64)
+    logp, start = np.zeros(ids.shape, np.float32), 0
+    for count, teacher in spans:
+        if teacher is not None:
+            ids[start : start + count], logp[start : start + count] = teacher.top_ids, teacher.top_logprobs
+        start += count
+    return torch.from_numpy(ids), torch.from_numpy(logp)
 
 
 def scored_episodes(batch: Batch) -> list[ScoredEpisode]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from clawgym.engines.transformers import TransformersEngine
 from clawgym.engines.vllm import VLLMEngine
 from clawgym.errors import EngineError, MissingDependency, TrainingError
 from clawgym.rewards.scoring import TorchScorer
+from clawgym.trainers.algorithms import topk_reverse_kl
 from clawgym.trainers.batching import MicroBatch
 from clawgym.trainers.config import Compute, Model
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     Sampler = TransformersEngine | VisionEngine | VLLMEngine
     """The engines that sample episodes."""
 
-__all__ = ["ADAPTER", "Policy", "hidden_states", "load_policy", "token_logprobs"]
+__all__ = ["ADAPTER", "Policy", "hidden_states", "load_policy", "logprobs_of", "reverse_kl_of", "token_logprobs"]
 
 ADAPTER = "policy"
 """The name of the LoRA adapter in the engine."""
@@ -283,29 +284,47 @@ def token_logprobs(
 
     Log-probs are at ``temperature`` over the whole vocabulary, as recorded during sampling. The entropies carry a
     gradient only with ``learn_entropy``."""
-    hidden, head = hidden_states(model, batch), base_of(model).get_output_embeddings()
-    step = max(1, _MAX_LOGITS // head.weight.shape[0])
-    logps: list[torch.Tensor] = []
-    entropies: list[torch.Tensor] = []
-    for start in range(0, len(hidden), step):
-        part = hidden[start : start + step], batch.targets[start : start + step]
-        if len(hidden) > step and torch.is_grad_enabled():
-            logp, entropy = checkpoint(_of_hidden, head, *part, temperature, learn_entropy, use_reentrant=False)  # type: ignore[misc]
-        else:
-            logp, entropy = _of_hidden(head, *part, temperature, learn_entropy)
-        logps.append(logp)
-        entropies.append(entropy)
-    if not logps:
-        empty = hidden.new_zeros(0, dtype=torch.float32)
-        return empty, empty
-    return torch.cat(logps), torch.cat(entropies)
+    hidden = hidden_states(model, batch)
+    return logprobs_of(model, hidden, batch.targets, temperature=temperature, learn_entropy=learn_entropy)
 
 
-def _of_hidden(
-    head: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, learn_entropy: bool
+def logprobs_of(
+    model: Any, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float = 1.0, learn_entropy: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = head(hidden).float() / temperature
-    logp = logits.log_softmax(-1)
-    with torch.set_grad_enabled(learn_entropy and torch.is_grad_enabled()):
-        entropy = -(logp.exp() * logp).sum(-1)
-    return logp.gather(1, targets[:, None])[:, 0], entropy
+    """:func:`token_logprobs` from the (S, H) ``hidden`` states that predict the (S,) ``targets``."""
+
+    def of(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logp = logits.log_softmax(-1)
+        with torch.set_grad_enabled(learn_entropy and torch.is_grad_enabled()):
+            entropy = -(logp.exp() * logp).sum(-1)
+        return logp.gather(1, targets[:, None])[:, 0], entropy
+
+    logp, entropy = zip(*_of_logits(of, model, temperature, hidden, targets), strict=True)
+    return torch.cat(logp), torch.cat(entropy)
+
+
+def reverse_kl_of(
+    model: Any, hidden: torch.Tensor, ids: torch.Tensor, teacher_logp: torch.Tensor, *, temperature: float = 1.0
+) -> torch.Tensor:
+    """(S,) :func:`~clawgym.trainers.algorithms.topk_reverse_kl` from the (S, H) ``hidden`` states of the policy, with
+    (S, K) ``ids`` and ``teacher_logp``."""
+    return torch.cat([*_of_logits(topk_reverse_kl, model, temperature, hidden, ids, teacher_logp)])
+
+
+def _of_logits(
+    function: Callable[..., Any], model: Any, temperature: float, hidden: torch.Tensor, *others: torch.Tensor
+) -> Iterator[Any]:
+    """``function(logits, *others)`` for a bounded number of tokens at a time; their logits are computed again in the
+    backward pass. Once, with no tokens, for an empty ``hidden``."""
+    head = base_of(model).get_output_embeddings()
+
+    def call(hidden: torch.Tensor, *others: torch.Tensor) -> Any:
+        return function(head(hidden).float() / temperature, *others)
+
+    step = max(1, _MAX_LOGITS // head.weight.shape[0])
+    for start in range(0, max(1, len(hidden)), step):
+        part = [each[start : start + step] for each in (hidden, *others)]
+        if len(hidden) > step and torch.is_grad_enabled():
+            yield checkpoint(call, *part, use_reentrant=False)
+        else:
+            yield call(*part)

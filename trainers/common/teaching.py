@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
@@ -18,20 +18,20 @@ from clawgym.rewards.hints import NoTeacher, Teacher, teach, tools_of
 from clawgym.rewards.scoring import Scorer
 from clawgym.trainers.config import Distillation
 
-__all__ = ["TeacherLogprobs", "teacher_logprobs"]
+__all__ = ["Teachers", "find_teachers"]
 
-TeacherLogprobs = Mapping[tuple[str, int], Sequence[float]]
-"""(episode, turn) -> the teacher's log-prob of each sampled id."""
+Teachers = Mapping[tuple[str, int], Teacher]
+"""(episode, turn) -> the teacher of that turn."""
 
 
-async def teacher_logprobs(
+async def find_teachers(
     batch: Batch, about: Distillation, pool: Pool, renderer: Renderer, scorer: Scorer
-) -> tuple[TeacherLogprobs, dict[str, float]]:
-    """Teacher log-probs of a batch, from the hints of its judge; and metrics: turns with a teacher, and turns without
-    one by cause.
+) -> tuple[Teachers, dict[str, float]]:
+    """The teachers of a batch, from the hints of its judge; and metrics: turns with a teacher, and turns without one by
+    cause.
 
     ``scorer`` computes log-probs under the policy before the step."""
-    found: dict[tuple[str, int], Sequence[float]] = {}
+    found: dict[tuple[str, int], Teacher] = {}
     missing: Counter[str] = Counter()
     overlaps: list[float] = []
     for episode in (member.episode for group in batch.groups for member in group.episodes):
@@ -47,7 +47,7 @@ async def teacher_logprobs(
                 case NoTeacher(cause):
                     missing[cause] += 1
                 case Teacher():
-                    found[episode.id, index] = teacher.logprobs.tolist()
+                    found[episode.id, index] = teacher
                     if len(teacher.hints) > 1:
                         overlaps.append(float(teacher.overlap.max(0).mean()))
     metrics = {f"opd/no_teacher_{cause}": float(n) for cause, n in missing.items()}

@@ -26,7 +26,7 @@ from clawgym.trainers.common.run import Run
 from clawgym.trainers.common.services import Services, open_services, pool_file
 from clawgym.trainers.common.splits import Splits
 from clawgym.trainers.common.start_model import base_folder
-from clawgym.trainers.common.teaching import TeacherLogprobs, teacher_logprobs
+from clawgym.trainers.common.teaching import Teachers, find_teachers
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.training_state import TrainingState
 
@@ -168,13 +168,13 @@ class _Loop:
             await self._save()
         self._collector.advance(progress.step, await self._dropped())
 
-    async def _teachers(self, batch: Batch) -> tuple[TeacherLogprobs, dict[str, float]]:
-        """Teacher log-probs of a batch, and metrics; empty without ``distillation.hints``."""
+    async def _teachers(self, batch: Batch) -> tuple[Teachers, dict[str, float]]:
+        """The teachers of a batch, and metrics; empty without ``distillation.hints``."""
         about = self._config.distillation
         if not about.hints:
             return {}, {}
         self._renderer = self._renderer or Renderer(self._policy.folder)
-        return await teacher_logprobs(batch, about, self._pool, self._renderer, self._policy.scorer())
+        return await find_teachers(batch, about, self._pool, self._renderer, self._policy.scorer())
 
     def _agreed(self, batch: Batch) -> dict[str, float]:
         """Recalibrate the weight of the process reward, which applies from the next step on; metrics of the judge."""

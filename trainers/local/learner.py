@@ -21,10 +21,10 @@ from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MaskedSequence, MicroBatch, Packed, micro_batches, pack
 from clawgym.trainers.common.batch import TrainingBatch
 from clawgym.trainers.common.imitation import ImitationData
-from clawgym.trainers.common.policy import Policy, token_logprobs
+from clawgym.trainers.common.policy import Policy, hidden_states, logprobs_of, reverse_kl_of, token_logprobs
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import distilled_advantages
-from clawgym.trainers.protocols import loss_of
+from clawgym.trainers.protocols import logged_metrics, loss_of
 
 __all__ = ["Learner"]
 
@@ -77,9 +77,9 @@ class Learner:
                 rows=batch.row if about.importance.endswith("sequence") else None,
                 masked=about.importance.startswith("masked"),
             )
+        metrics = _Metrics()
         advantages, teachers = self._advantages(batch, old)
         batch = replace(batch, advantages=advantages)
-        metrics = _Metrics()
         metrics.set("opd/tokens_taught_frac", teachers)
         if importance is not None and about.importance.startswith("masked"):
             metrics.add("training/importance_masked_frac", (importance == 0).float().mean(), len(old))
@@ -168,7 +168,10 @@ class Learner:
         the batch of each of their trained tokens."""
         about = self._config.algorithm
         if not (about.kl or about.entropy):
-            part = part[batch.advantages[part] != 0]
+            used = batch.advantages != 0
+            if self._config.distillation.teaches_topk:
+                used |= batch.teacher_logp.isfinite()
+            part = part[used[part]]
         used = sorted(set(batch.row[part].tolist()))
         if len(used) == len(batch.sequences):
             yield from ((micro, micro.places) for micro in self._micro(batch.rows))
@@ -178,10 +181,15 @@ class Learner:
             yield micro, places[micro.places]
 
     def _advantages(self, batch: TrainingBatch, old: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """(S,) advantages with the distillation term, and the fraction of tokens with a teacher."""
-        if not self._config.distillation.hints:
+        """(S,) advantages with the weight ``w_rl`` and the distillation term, if it is one of the advantages; and the
+        fraction of tokens with a teacher."""
+        about = self._config.distillation
+        if not about.hints:
             return batch.advantages, 0.0
-        both = distilled_advantages(batch.advantages, old, batch.teacher_logp, self._config.distillation)
+        if about.loss == "topk":
+            both = about.w_rl * batch.advantages
+        else:
+            both = distilled_advantages(batch.advantages, old, batch.teacher_logp, about)
         return both, float(batch.teacher_logp.isfinite().float().mean()) if len(both) else 0.0
 
     def _update(
@@ -202,8 +210,10 @@ class Learner:
             batch.episode[part], about.aggregation, rows=batch.row[part], norm=self._config.loss_length
         )
         for micro, at in self._computed(batch, part):
-            logp, entropy = token_logprobs(
-                self.policy.module, micro, temperature=batch.temperature, learn_entropy=about.entropy > 0
+            module, temperature = self.policy.module, batch.temperature
+            hidden = hidden_states(module, micro)
+            logp, entropy = logprobs_of(
+                module, hidden, micro.targets, temperature=temperature, learn_entropy=about.entropy > 0
             )
             factors = None if importance is None else importance[at]
             loss, said = self._loss(logp, old[at], batch.advantages[at], weights[at], factors, batch.row[at])
@@ -212,18 +222,24 @@ class Learner:
             if unchanged and about.old == "rollout":  # free here; otherwise it would need another forward pass
                 metrics.add("training/rollout_probs_diff", _apart(logp.detach(), batch.rollout_logp[at]), count)
             if about.kl:
-                with torch.no_grad(), self.policy.first() as module:
-                    first, _ = token_logprobs(module, micro, temperature=batch.temperature)
+                with torch.no_grad(), self.policy.first() as reference:
+                    first, _ = token_logprobs(reference, micro, temperature=temperature)
                 loss = loss + about.kl * (weights[at] * algorithms.kl(logp, first, about.kl_estimator)).sum()
                 metrics.add("actor/ref_kl", algorithms.kl(logp.detach(), first, "k3").mean(), count)
             if about.entropy:
                 loss = loss - about.entropy * (weights[at] * entropy).sum()
+            if batch.teacher_ids is not None and batch.teacher_top_logp is not None:
+                taught = batch.teacher_logp[at].isfinite()
+                ids, teacher = batch.teacher_ids[at][taught], batch.teacher_top_logp[at][taught]
+                apart = reverse_kl_of(module, hidden[taught], ids, teacher, temperature=temperature)
+                loss = loss + self._config.distillation.w_opd * (weights[at][taught] * apart).sum()
+                metrics.add("opd/reverse_kl", apart.detach().mean(), len(apart))
             loss.backward()
             metrics.add("actor/entropy", entropy.detach().mean() if count else torch.tensor(0.0), count)
-            for name, value in said.items():
+            for name, value in logged_metrics(said).items():
                 if name == "ratio_max":
                     metrics.most("actor/ratio_max", value)
-                elif name != "tokens":
+                else:
                     metrics.add(f"actor/{name}", value, count)
         metrics.most("actor/grad_norm", torch.tensor(self._step()))
         metrics.set("actor/lr", self.optimizer.param_groups[0]["lr"])

@@ -48,7 +48,7 @@ from clawgym.trainers.common.policy import Policy, base_of, load_policy
 from clawgym.trainers.common.services import open_engine, pool_file
 from clawgym.trainers.common.start_model import base_folder, checkpoint_model, given_model, merged_model
 from clawgym.trainers.common.supervised import masked_sequence
-from clawgym.trainers.common.teaching import teacher_logprobs
+from clawgym.trainers.common.teaching import find_teachers
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.personal_report import hint_summary, report
@@ -335,7 +335,7 @@ async def _train_on(
     """One training step on a batch. Raises as :meth:`~clawgym.trainers.local.learner.Learner.train_step` does."""
     teachers, said = {}, {}
     if config.distillation.hints:
-        teachers, said = await teacher_logprobs(batch, config.distillation, pool, renderer, policy.scorer())
+        teachers, said = await find_teachers(batch, config.distillation, pool, renderer, policy.scorer())
     seed = episode_seed(config.seed, step)
     made = make_batch(batch, config, seed=seed, teachers=teachers, device=policy.device)
     metrics = await asyncio.to_thread(partial(learner.train_step, made, seed=seed))

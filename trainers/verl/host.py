@@ -28,7 +28,7 @@ from clawgym.trainers.common.collector import GroupPlayer, MissingSamples, Playe
 from clawgym.trainers.common.judging import judging
 from clawgym.trainers.common.services import EpisodeScore, score_tasks
 from clawgym.trainers.common.splits import load_splits
-from clawgym.trainers.common.teaching import TeacherLogprobs, teacher_logprobs
+from clawgym.trainers.common.teaching import Teachers, find_teachers
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.verl.queue_entries import queue_entry
 from clawgym.trainers.verl.servers import VerlEngine, VerlScorer
@@ -130,18 +130,18 @@ class Host:
         await self._give(uid, number, version, batch.groups[0], await self._teachers(batch))
         await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "finished"})
 
-    async def _teachers(self, batch: Batch) -> TeacherLogprobs:
-        """Teacher log-probs of a batch; empty without ``distillation.hints``."""
+    async def _teachers(self, batch: Batch) -> Teachers:
+        """The teachers of a batch; empty without ``distillation.hints``."""
         about = self._config.distillation
         if not about.hints:
             return {}
         self._renderer = self._renderer or Renderer(self._model)
         with self._engine.spans.busy("judging"):
-            teachers, said = await teacher_logprobs(batch, about, self._pool, self._renderer, self._reader)
+            teachers, said = await find_teachers(batch, about, self._pool, self._renderer, self._reader)
         self._teacher_counts.update({name: int(n) for name, n in said.items() if name != "opd/overlap"})
         return teachers
 
-    async def _give(self, uid: str, number: int, version: int, group: BatchGroup, teachers: TeacherLogprobs) -> None:
+    async def _give(self, uid: str, number: int, version: int, group: BatchGroup, teachers: Teachers) -> None:
         keys: list[str] = []
         fields: list[dict[str, Any]] = []
         tags: list[dict[str, Any]] = []

@@ -16,7 +16,7 @@ from clawgym.pool.states import BatchEpisode
 from clawgym.records import TrainingSequence
 from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import scored_episode, teacher_of
-from clawgym.trainers.common.teaching import TeacherLogprobs
+from clawgym.trainers.common.teaching import Teachers
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import ScoredEpisode
 
@@ -24,7 +24,7 @@ __all__ = ["episodes_of_tags", "interleave", "imitation_entry", "pad_like", "que
 
 
 def queue_entry(
-    member: BatchEpisode, sample: TrainingSequence, group: str, config: TrainConfig, teachers: TeacherLogprobs
+    member: BatchEpisode, sample: TrainingSequence, group: str, config: TrainConfig, teachers: Teachers
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """One training sequence as an entry of verl's queue: tensor fields and a tag.
 

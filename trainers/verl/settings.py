@@ -44,6 +44,11 @@ def check_supported(config: TrainConfig, model: Path | None = None) -> None:
             "with distillation.hints it must be 1: servers compute log-probs of given ids at temperature 1 only",
         ),
         (
+            config.distillation.loss == "topk",
+            "distillation.loss",
+            "leave it out, which is advantage, or use trainer: local",
+        ),
+        (
             config.algorithm.imitation and config.rollout.temperature != 1,
             "rollout.temperature",
             "with algorithm.imitation it must be 1: the imitation loss is at temperature 1",

@@ -19,7 +19,7 @@ from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool, sequences_of
 from clawgym.rewards.scoring import TorchScorer
 from clawgym.trainers.common.batch import teacher_of
-from clawgym.trainers.common.teaching import teacher_logprobs
+from clawgym.trainers.common.teaching import find_teachers
 
 from ..endpoint import judge_endpoint
 from ..runs import small
@@ -216,7 +216,7 @@ async def test_judge_behind_endpoint_gives_rewards_and_hints(
         counts = await host.advance(1)
         batch = host._pool.fetch(hosts.CONSUMER, 0)
         own = TorchScorer(AutoModelForCausalLM.from_pretrained(folder))
-        wanted, _ = await teacher_logprobs(batch, host._config.distillation, host._pool, Renderer(folder), own)
+        wanted, _ = await find_teachers(batch, host._config.distillation, host._pool, Renderer(folder), own)
     assert bool(wanted) is hints
     assert counts["opd/turns_taught"] == len(wanted)
     assert counts.get("opd/no_teacher_no-hint", 0) == (0 if hints else counts["judge/scored"])

@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.pool.states import Batch
+from clawgym.rewards.hints import Teacher
 from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import TrainingBatch, make_batch
+from clawgym.trainers.common.teaching import Teachers
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import distilled_advantages
 from clawgym.trainers.protocols import loss_of
 from clawgym.trainers.verl.settings import loss_mode
 
-from ..batches import batch_of, episode_of, sample_of
+from ..batches import batch_of, episode_of, sample_of, teacher_of
 from ..local.test_learner import start
 
 core: Any = pytest.importorskip("verl.trainer.ppo.core_algos")
@@ -78,15 +80,16 @@ def some(seed: int) -> Batch:
     return batch_of(groups)
 
 
-def teachers_of(batch: Batch, seed: int) -> dict[tuple[str, int], list[float]]:
-    """Teacher log-probs of some turns, for all ids of the turn."""
+def teachers_of(batch: Batch, seed: int) -> Teachers:
+    """Teachers of some turns, for all ids of the turn."""
     rng = random.Random(seed)
-    teachers: dict[tuple[str, int], list[float]] = {}
+    teachers: dict[tuple[str, int], Teacher] = {}
     for member in (m for g in batch.groups for m in g.episodes):
         for sample in member.sequences:
             for turn in set(sample.turn_of):
                 if rng.random() < 0.6:
-                    teachers[member.episode.id, turn] = [-rng.random() * 3 for t in sample.turn_of if t == turn]
+                    logprobs = [-rng.random() * 3 for t in sample.turn_of if t == turn]
+                    teachers[member.episode.id, turn] = teacher_of(logprobs)
     return teachers
 
 

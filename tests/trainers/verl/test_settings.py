@@ -107,6 +107,10 @@ def test_settings_on_cpu(tmp_path: Path) -> None:
             {"distillation": {"hints": 1}, "reward": {"judge": "policy"}, "rollout": {"temperature": 0.9}},
             "rollout.temperature",
         ),
+        (
+            {"distillation": {"hints": 1, "loss": "topk"}, "reward": {"judge": "policy"}},
+            "distillation.loss",
+        ),
         ({"algorithm": {"imitation": 0.1}, "rollout": {"temperature": 0.9}}, "rollout.temperature"),
         ({"algorithm": {"imitation": 0.1}, "verl": {"nodes": 2}}, "verl.nodes"),
     ],
