@@ -138,44 +138,39 @@ class _RowBuilder:
     """A row under construction. Sequences are added in sorted order, so the last one shares the most with the next."""
 
     def __init__(self) -> None:
-        self.ids: list[int] = []
         self.images: tuple[Image, ...] = ()
-        self._positions: list[int] = []
+        self._size = 0
+        self._parts: list[tuple[np.ndarray, ...]] = []
+        """Of each sequence: ids, positions, predicts, targets and places, as in :class:`Packed`."""
         self._attach: list[tuple[int, int, int]] = []
-        self._predicts: list[int] = []
-        self._targets: list[int] = []
-        self._places: list[int] = []
         self._last: tuple[int, ...] = ()
-        self._where: list[int] = []
+        self._where = np.empty(0, np.int64)
         """The index in the row of each token of the last sequence."""
 
     def fits(self, sequence: MaskedSequence, row_tokens: int) -> bool:
         """Whether ``sequence`` fits into the row and costs less here than in its own row. A shared prefix saves
         computation, but attention is computed for all pairs of tokens of a row, masked or not."""
-        shared, size = common_prefix(self._last, sequence.ids), len(self.ids)
+        shared, size = common_prefix(self._last, sequence.ids), self._size
         fresh = len(sequence.ids) - shared
         pairs = fresh * (2 * size + fresh) - len(sequence.ids) ** 2
         return size + fresh <= row_tokens and pairs <= shared * _PAIRS_PER_TOKEN
 
     def add(self, sequence: MaskedSequence, place: int) -> None:
-        shared, start = common_prefix(self._last, sequence.ids), len(self.ids)
+        shared, start = common_prefix(self._last, sequence.ids), self._size
         self.images = sequence.images
-        new = sequence.ids[shared:]
-        self.ids += new
-        self._positions += range(shared, len(sequence.ids))
-        if new:
-            self._attach.append((start, start + len(new), self._where[shared - 1] if shared else -1))
-        self._where = [*self._where[:shared], *range(start, start + len(new))]
+        ids = np.array(sequence.ids, np.int64)
+        self._size += len(ids) - shared
+        if self._size > start:
+            self._attach.append((start, self._size, int(self._where[shared - 1]) if shared else -1))
+        self._where = np.concatenate([self._where[:shared], np.arange(start, self._size)])
         self._last = sequence.ids
-        trained = [at for at, wanted in enumerate(sequence.mask) if wanted]
-        self._predicts += [self._where[at - 1] for at in trained]
-        self._targets += [sequence.ids[at] for at in trained]
-        self._places += range(place, place + len(trained))
+        trained = np.flatnonzero(sequence.mask)
+        places = np.arange(place, place + len(trained))
+        self._parts.append((ids[shared:], np.arange(shared, len(ids)), self._where[trained - 1], ids[trained], places))
 
     def done(self) -> Packed:
-        arrays = (np.array(x, np.int64) for x in (self._predicts, self._targets, self._places))
-        tokens = np.array(self.ids, np.int64), np.array(self._positions, np.int64)
-        return Packed(*tokens, tuple(self._attach), *arrays, images=self.images)
+        ids, positions, *trained = map(np.concatenate, zip(*self._parts, strict=True))
+        return Packed(ids, positions, tuple(self._attach), *trained, images=self.images)
 
 
 def micro_batches(rows: Sequence[Packed], *, tokens: int) -> Iterator[MicroBatch]:

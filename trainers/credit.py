@@ -26,6 +26,7 @@ __all__ = [
     "batch_metrics",
     "judged_episodes",
     "scores_of",
+    "token_advantages",
     "trained_episodes",
     "distilled_advantages",
     "turn_advantages",
@@ -74,8 +75,8 @@ def turn_advantages(
     groups = torch.tensor([numbers.setdefault(one.group, len(numbers)) for one in scored])
     turns = [(n, t) for n, one in enumerate(scored) for t in one.turns]
     if config.reward.judge is None and config.reward.milestones is None:
-        plain = _outcome_advantages(outcome, groups, config)
-        return {(n, t): float(plain[n]) for n, t in turns}, {}
+        plain = _outcome_advantages(outcome, groups, config).tolist()
+        return {(n, t): plain[n] for n, t in turns}, {}
     given = [scored[n].process.get(t) for n, t in turns]
     if config.reward.shuffle:
         given = _shuffled(given, seed)
@@ -98,7 +99,7 @@ def turn_advantages(
             outcome, process, groups, owners, _positions(scored),
             valid=valid, coefficient=weights, std=about.scales_process,
         )  # fmt: skip
-        return {key: float(value) for key, value in zip(turns, mixed, strict=True)}, metrics
+        return dict(zip(turns, mixed.tolist(), strict=True)), metrics
     mixed = algorithms.integrated_advantages(
         outcome,
         process,
@@ -113,7 +114,21 @@ def turn_advantages(
     )
     if about.scales_process and bool((weights * valid).any()):
         mixed = algorithms.batch_advantages(mixed, owners)
-    return {key: float(value) for key, value in zip(turns, mixed, strict=True)}, metrics
+    return dict(zip(turns, mixed.tolist(), strict=True)), metrics
+
+
+def token_advantages(
+    by_turn: Mapping[tuple[int, int], float], episode: torch.Tensor, turn: torch.Tensor
+) -> torch.Tensor:
+    """(S,) float32: the advantage of each token, from those of its (episode, turn); NaN for a turn that has none.
+
+    ``episode`` and ``turn`` (S,) int64."""
+    if not by_turn:
+        return torch.full(episode.shape, torch.nan)
+    episodes, turns = torch.tensor(list(by_turn)).T
+    table = torch.full((int(episodes.max()) + 1, int(turns.max()) + 1), torch.nan)
+    table[episodes, turns] = torch.tensor(list(by_turn.values()))
+    return table[episode, turn]
 
 
 def trained_episodes(scored: Sequence[ScoredEpisode], signal: Iterable[int], config: TrainConfig) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 __all__ = ["Role", "TrainingSequence", "Turn", "common_prefix", "continued", "prompt_ids"]
@@ -74,7 +75,7 @@ def prompt_ids(turns: Sequence[Turn], index: int) -> tuple[int, ...]:
         index = parent
         parts += [turns[index].sampled_ids, turns[index].context_ids]
         parent = turns[index].parent
-    return tuple(token for part in reversed(parts) for token in part)
+    return tuple(chain.from_iterable(reversed(parts)))
 
 
 def continued(prompt: tuple[int, ...], histories: Mapping[int, tuple[int, ...]]) -> int | None:

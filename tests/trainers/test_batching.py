@@ -57,6 +57,40 @@ def test_token_attends_to_its_own_sequence_only(made: list[MaskedSequence], row_
 
 
 @given(paths())
+def test_row_equals_loops_over_tokens(made: list[MaskedSequence]) -> None:
+    opening = tuple(range(100, 200))  # long enough to share a row
+    made = [MaskedSequence(opening + path.ids, (0,) * 100 + path.mask) for path in made]
+    (row,) = pack(made, row_tokens=10**6)
+    ids, positions, predicts, targets, places, attach = [], [], [], [], [], []
+    last: tuple[int, ...] = ()
+    where: list[int] = []
+    for number in sorted(range(len(made)), key=lambda n: made[n].ids):
+        path, first = made[number], sum(sum(other.mask) for other in made[:number])
+        shared = 0
+        while shared < min(len(last), len(path.ids)) and last[shared] == path.ids[shared]:
+            shared += 1
+        where, start = where[:shared], len(ids)
+        for at in range(shared, len(path.ids)):
+            where.append(len(ids))
+            ids.append(path.ids[at])
+            positions.append(at)
+        if len(ids) > start:
+            attach.append((start, len(ids), where[shared - 1] if shared else -1))
+        for at, trained in enumerate(path.mask):
+            if trained:
+                predicts.append(where[at - 1])
+                targets.append(path.ids[at])
+                places.append(first + sum(path.mask[:at]))
+        last = path.ids
+    assert row.attach == tuple(attach)
+    for name, wanted in (
+        ("ids", ids), ("positions", positions), ("predicts", predicts), ("targets", targets), ("places", places)
+    ):  # fmt: skip
+        assert getattr(row, name).dtype == "int64"
+        assert getattr(row, name).tolist() == wanted
+
+
+@given(paths())
 def test_shared_prefix_is_stored_once(made: list[MaskedSequence]) -> None:
     opening = tuple(range(100, 200))  # long enough to share a row
     made = [MaskedSequence(opening + path.ids, (0,) * 100 + path.mask) for path in made]

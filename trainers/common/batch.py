@@ -6,10 +6,10 @@ of the turn that it was given for; log-probs are those that were recorded when t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from clawgym.trainers.credit import (
     ScoredEpisode,
     batch_metrics,
     scores_of,
+    token_advantages,
     trained_episodes,
     turn_advantages,
 )
@@ -121,27 +122,21 @@ def make_batch(
     scored = scored_episodes(batch)
     by_turn, process = turn_advantages(scored, config, seed=seed, process_weight=process_weight)
 
-    sequences: list[MaskedSequence] = []
-    row: list[int] = []
-    owner: list[int] = []
-    advantages: list[float] = []
-    logps: list[float] = []
-    spans: list[tuple[int, Teacher | None]] = []
-    for number, member in enumerate(episodes):
-        for sample in member.sequences:
-            row += [len(sequences)] * len(sample.logprobs)
-            sequences.append(
-                MaskedSequence(sample.ids, sample.mask, tuple((images or {})[sha] for sha in sample.images))
-            )
-            owner += [number] * len(sample.logprobs)
-            logps += sample.logprobs
-            advantages += [by_turn[number, turn] for turn in sample.turn_of]
-            spans += _spans(member, sample, teachers or {})
-    metrics = batch_metrics(scored, config, seed=seed) | process
+    members = [(number, member, sample) for number, member in enumerate(episodes) for sample in member.sequences]
+    sequences = [
+        MaskedSequence(sample.ids, sample.mask, tuple((images or {})[sha] for sha in sample.images))
+        for _, _, sample in members
+    ]
+    counts = torch.tensor([len(sample.logprobs) for _, _, sample in members], dtype=torch.int64)
+    row = torch.arange(len(members)).repeat_interleave(counts)
+    owner = torch.tensor([number for number, _, _ in members], dtype=torch.int64)[row]
+    turn = _joined([sample.turn_of for _, _, sample in members], np.int64)
+    spans = [span for _, member, sample in members for span in _spans(member, sample, teachers or {})]
     teacher = _logprobs(spans)
-    given = torch.tensor(advantages)
+    given = token_advantages(by_turn, owner, turn)
+    metrics = batch_metrics(scored, config, seed=seed) | process
     metrics["actor/advantage_abs_mean"] = float(given.abs().mean()) if len(given) else 0.0
-    signal = {n for n, value, taught in zip(owner, advantages, teacher, strict=True) if value or not math.isnan(taught)}
+    signal = owner[(given != 0) | ~teacher.isnan()].unique().tolist()
     trained = trained_episodes(scored, signal, config)
     metrics["rollout/groups_trained"] = float(len({scored[n].group for n in trained}))
     ids, top = (t.to(device) for t in _top(spans)) if config.distillation.teaches_topk else (None, None)
@@ -150,11 +145,11 @@ def make_batch(
         trained,
         tuple(sequences),
         tuple(pack(sequences, row_tokens=config.compute.row_tokens)),
-        torch.tensor(row, device=device),
-        torch.tensor(owner, device=device),
+        row.to(device),
+        owner.to(device),
         given.to(device),
-        torch.tensor(logps, device=device),
-        torch.tensor(teacher, device=device),
+        _joined([sample.logprobs for _, _, sample in members], np.float32).to(device),
+        teacher.to(device),
         tuple(scores_of(scored, config, seed=seed)),
         config.rollout.temperature,
         metrics,
@@ -163,24 +158,31 @@ def make_batch(
     )
 
 
-def teacher_of(member: BatchEpisode, sample: TrainingSequence, teachers: Teachers) -> list[float]:
-    """The teacher's log-prob of each trained id of a training sequence; NaN without a teacher.
+def _joined(parts: Iterable[Any], dtype: type[np.generic]) -> torch.Tensor:
+    """The numbers of all ``parts``, one after the other."""
+    return torch.from_numpy(np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in parts)]))
+
+
+def teacher_of(member: BatchEpisode, sample: TrainingSequence, teachers: Teachers) -> torch.Tensor:
+    """(S,) float32: the teacher's log-prob of each trained id of a training sequence; NaN without a teacher.
 
     Raises :class:`ValueError` if a turn has a wrong number of log-probs."""
     return _logprobs(_spans(member, sample, teachers))
 
 
-def _logprobs(spans: Iterable[tuple[int, Teacher | None]]) -> list[float]:
-    found: list[float] = []
-    for count, teacher in spans:
-        found += [math.nan] * count if teacher is None else teacher.logprobs.tolist()
-    return found
+def _logprobs(spans: Iterable[tuple[int, Teacher | None]]) -> torch.Tensor:
+    return _joined(
+        (np.full(count, np.nan) if teacher is None else teacher.logprobs for count, teacher in spans), np.float32
+    )
 
 
 def _spans(member: BatchEpisode, sample: TrainingSequence, teachers: Teachers) -> Iterator[tuple[int, Teacher | None]]:
     """For each run of trained ids of one turn: how many they are, and their teacher."""
-    for turn, ids in groupby(sample.turn_of):
-        count, teacher = len(list(ids)), teachers.get((member.episode.id, turn))
+    turns = np.asarray(sample.turn_of, np.int64)
+    starts = np.flatnonzero(np.diff(turns, prepend=-1)).tolist()
+    for start, end in pairwise([*starts, len(turns)]):
+        turn, count = sample.turn_of[start], end - start
+        teacher = teachers.get((member.episode.id, turn))
         if teacher is not None and len(teacher.logprobs) != count:
             raise ValueError(
                 f"episode {member.episode.id}, turn {turn}: {len(teacher.logprobs)} teacher log-probs for {count} ids"
@@ -208,7 +210,7 @@ def scored_episodes(batch: Batch) -> list[ScoredEpisode]:
 def scored_episode(member: BatchEpisode, group: str) -> ScoredEpisode:
     """The rewards of one episode of ``group``."""
     episode, samples = member.episode, member.sequences
-    turns = tuple(sorted({turn for sample in samples for turn in sample.turn_of}))
+    turns = tuple(sorted(set[int]().union(*(sample.turn_of for sample in samples))))
     process = member.process_rewards
     # Turns that are shown but not trained on, and judged turns, are turns of the agent too.
     main = sorted({turn for sample in samples for turn in sample.turns}.union(turns, process))

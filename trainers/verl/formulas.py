@@ -21,7 +21,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from clawgym.registry import losses
 from clawgym.trainers import algorithms
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.credit import ProcessWeight, ScoredEpisode, turn_advantages
+from clawgym.trainers.credit import ProcessWeight, ScoredEpisode, token_advantages, turn_advantages
 from clawgym.trainers.protocols import logged_metrics
 
 __all__ = ["NAME", "advantages", "batch_importance", "batch_token_weights", "loss", "policy_loss"]
@@ -49,9 +49,9 @@ def advantages(
     Metrics of the process rewards are added to ``metrics``."""
     by_turn, said = turn_advantages(scored, train, seed=seed, process_weight=process_weight)
     metrics.update(said)
-    given = torch.zeros(response_mask.shape)
-    for row, place in response_mask.nonzero().tolist():
-        given[row, place] = by_turn[int(episode[row]), int(turn[row, place])]
+    trained = response_mask.bool()
+    given = torch.zeros(trained.shape)
+    given[trained] = token_advantages(by_turn, episode[:, None].expand_as(turn)[trained], turn[trained])
     return given, given
 
 

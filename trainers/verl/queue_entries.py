@@ -55,7 +55,7 @@ def queue_entry(
     }
     if config.distillation.hints:
         teacher = torch.full((length,), math.nan)
-        teacher[trained] = torch.tensor(teacher_of(member, sample, teachers))
+        teacher[trained] = teacher_of(member, sample, teachers)
         fields["teacher_log_probs"] = teacher
     tag = {
         "status": "success",

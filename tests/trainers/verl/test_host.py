@@ -225,7 +225,7 @@ async def test_judge_behind_endpoint_gives_rewards_and_hints(
         for sample in member.sequences:
             row = next(rows)
             said, trained = row["teacher_log_probs"], row["response_mask"].bool()
-            expected = torch.tensor(teacher_of(member, sample, wanted))
+            expected = teacher_of(member, sample, wanted)
             torch.testing.assert_close(said[trained], expected, rtol=0, atol=1e-5, equal_nan=True)
             assert said[~trained].isnan().all()
             assert said.isfinite().any() == hints
