@@ -19,6 +19,8 @@ Each part runs in processes of its own, on random weights in float32, on one thr
   ``rollout.staleness``, in real sandboxes.
 - memory: what one ``Learner.train_step`` adds to the resident memory at its peak, in a fresh process each, beside what
   rows padded to the longest would hold.
+- batch: CPU time of ``make_batch``, without a model.
+- score: CPU time of the teachers of hindsight hints, one forward pass for each hint and turn, and in batches.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,7 @@ from clawgym.engines.transformers import TransformersEngine
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, PooledEpisode
 from clawgym.records import TrainingSequence
+from clawgym.rewards.scoring import ScoreRequest, TorchScorer
 from clawgym.trainers.common import collector
 from clawgym.trainers.common.batch import make_batch
 from clawgym.trainers.common.policy import load_policy
@@ -59,12 +63,13 @@ from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.main import train
 
-PARTS = ("run", "update", "ahead", "memory")
+PARTS = ("run", "update", "ahead", "memory", "batch", "score")
 LR = 1e-6
 GROUPS, SIZE = 8, 8
 UPDATE = (34, 18, 26, 24, 10)
 AHEAD = (11, 9, 8, 14, 15, 15, 16, 10)
 MEMORY = (36, 9, 10, 14, 20, 22, 18)
+SCORE = (44, 10, 16, 16, 8)
 
 
 # --- ids to learn from --------------------------------------------------------------------------------------------
@@ -441,6 +446,49 @@ def measure_memory(options: argparse.Namespace, folder: Path) -> None:
             )
 
 
+# --- batches and teachers -------------------------------------------------------------------------------------------
+
+
+def fastest(rounds: int, work: Callable[[], object]) -> float:
+    """CPU milliseconds of the fastest of ``rounds`` calls."""
+    took = []
+    for _ in range(rounds):
+        started = time.process_time()
+        work()
+        took.append(1000 * (time.process_time() - started))
+    return min(took)
+
+
+def measure_batch(options: argparse.Namespace, folder: Path) -> None:
+    config = TrainConfig()
+    for count, length in ((64, 256), (256, 2048)):
+        batch = batch_of(unrelated([length] * count, 700))
+        took = fastest(options.rounds, partial(make_batch, batch, config, seed=0))
+        print(f"{count} rows of {length:,}: {took:.0f} ms", flush=True)
+
+
+def scores(model: torch.nn.Module, asked: Sequence[ScoreRequest], tokens: int) -> None:
+    asyncio.run(TorchScorer(model, tokens=tokens).score(asked))
+
+
+def measure_score(options: argparse.Namespace, folder: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rng = random.Random(0)
+
+    def some(low: int, high: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(9, 700) for _ in range(rng.randint(low, high)))
+
+    chats = [ScoreRequest(some(40, 160), some(8, 96), 20) for _ in range(40)]
+    agents = []
+    for _ in range(32):  # turns of a tool loop with two hints each, and the student
+        prompt, sample = some(200, 800), some(8, 48)
+        agents += [ScoreRequest((*prompt, *some(*hint)), sample, 20) for hint in ((10, 30), (10, 30), (0, 0))]
+    line("", "requests", "one by one, ms", "in batches, ms", "ratio", widths=SCORE)
+    for name, asked in (("40 turns of conversations, one hint", chats), ("32 turns of a tool loop, two hints", agents)):
+        alone, together = (fastest(options.rounds, partial(scores, model, asked, tokens)) for tokens in (1, 4096))
+        line(name, str(len(asked)), f"{alone:.0f}", f"{together:.0f}", f"{alone / together:.2f}", widths=SCORE)
+
+
 # --- the program ----------------------------------------------------------------------------------------------------
 
 
@@ -467,14 +515,20 @@ def alone(options: argparse.Namespace) -> None:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        if options.alone in ("update", "memory"):
+        if options.alone in ("update", "memory", "score"):
             heads = max(2, options.hidden // 64)
             make_tiny_model(
                 folder, hidden=options.hidden, layers=options.layers, heads=2 * heads, kv_heads=heads, spread=0.05
             )
-        {"run": measure_run, "update": measure_update, "ahead": measure_ahead, "memory": measure_memory}[options.alone](
-            options, folder
-        )
+        measure = {
+            "run": measure_run,
+            "update": measure_update,
+            "ahead": measure_ahead,
+            "memory": measure_memory,
+            "batch": measure_batch,
+            "score": measure_score,
+        }[options.alone]
+        measure(options, folder)
 
 
 def main() -> int:
@@ -484,7 +538,7 @@ def main() -> int:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7, help="of 'update' (default: 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="of 'update', 'batch' and 'score' (default: 7)")
     parser.add_argument("--steps", type=int, default=8, help="of 'run' and 'ahead' (default: 8)")
     for name, kind in (("alone", str), ("staleness", int)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)

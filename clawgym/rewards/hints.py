@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from clawgym.errors import ClawGymError, PoolError
-from clawgym.records import Turn, prompt_ids
-from clawgym.rewards.scoring import Scored, Scorer
+from clawgym.records import Turn, common_prefix, prompt_ids
+from clawgym.rewards.scoring import Scored, Scorer, ScoreRequest
 
 if TYPE_CHECKING:
     from clawgym.gateway.render import Renderer
     from clawgym.pool import Pool
 
-__all__ = ["Choice", "NoTeacher", "Teacher", "choose", "hinted_prompt", "teach", "tools_of", "with_hint"]
+__all__ = ["Choice", "HintedTurn", "NoTeacher", "Teacher", "choose", "hinted_prompt", "teach", "tools_of", "with_hint"]
 
 Choice = Literal["sequence", "token", "shortest"]
 """How to choose among several hints. ``sequence``: the teacher whose most likely ids overlap most with the student's
@@ -45,6 +45,29 @@ class Teacher:
     """The hints whose prompts could be built."""
     overlap: np.ndarray
     """(C, S) float32: share of the student's K most likely ids that are among the teacher's; NaN with one hint."""
+
+
+@dataclass(frozen=True)
+class HintedTurn:
+    """A turn of an episode, and the hints for it."""
+
+    turns: Sequence[Turn]
+    """The turns of the episode."""
+    index: int
+    hints: Sequence[str]
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The turn's tools (:func:`tools_of`)."""
+
+    @property
+    def turn(self) -> Turn:
+        """The turn itself."""
+        return self.turns[self.index]
+
+    @property
+    def temperature(self) -> float:
+        """The temperature at which the turn was sampled."""
+        asked = self.turn.sampling.get("temperature")
+        return 1.0 if asked is None else float(asked)
 
 
 @dataclass(frozen=True)
@@ -118,12 +141,7 @@ def _spliced(
     """``stored`` with the change from ``plain`` to ``hinted``; None if it differs within the message with the hint."""
     if plain == stored:
         return hinted
-    agree = 0
-    while agree < min(len(stored), len(plain)) and stored[-1 - agree] == plain[-1 - agree]:
-        agree += 1
-    same = 0
-    while same < min(len(hinted), len(plain)) and hinted[same] == plain[same]:
-        same += 1
+    agree, same = common_prefix(stored[::-1], plain[::-1]), common_prefix(hinted, plain)
     # A tokenizer first splits a text at special tokens, so the ids after one do not depend on the text before it. So
     # the sequences can be joined at the last end of a message that all three share.
     for cut in range(min(same, len(plain)) - 1, len(plain) - agree - 1, -1):
@@ -157,53 +175,62 @@ def choose(
 
 
 async def teach(
-    turns: Sequence[Turn],
-    index: int,
-    hints: Sequence[str],
-    renderer: Renderer,
-    scorer: Scorer,
-    *,
-    tools: Sequence[Mapping[str, Any]] = (),
-    top_k: int = 20,
-    how: Choice = "sequence",
-) -> Teacher | NoTeacher:
-    """Score ``turns[index]`` with each of its candidate ``hints``. Returns the teacher, or why there is none.
+    asked: Sequence[HintedTurn], renderer: Renderer, scorer: Scorer, *, top_k: int = 20, how: Choice = "sequence"
+) -> list[Teacher | NoTeacher]:
+    """Score turns with each of their candidate hints. Returns the teacher of each turn, or why it has none.
 
     ``scorer`` is the policy itself. It scores the prompt with each hint and, with more than one hint, the original
-    prompt. ``tools`` are the turn's tools (:func:`tools_of`). Raises the errors of the scorer.
+    prompt: those of all turns at once, so that they can share forward passes. Raises the errors of the scorer.
     """
-    turn = turns[index]
-    asked = turn.sampling.get("temperature")
-    temperature = 1.0 if asked is None else float(asked)
+    prompts = [_prompts(one, renderer) for one in asked]
+    requests = [
+        ScoreRequest(prompt, one.turn.sampled_ids, top_k, one.temperature)
+        for one, found in zip(asked, prompts, strict=True)
+        if not isinstance(found, NoTeacher)
+        for prompt in found.values()
+    ]
+    scores = iter(await scorer.score(requests))
+    return [
+        found if isinstance(found, NoTeacher) else _chosen({hint: next(scores) for hint in found}, how)
+        for found in prompts
+    ]
+
+
+def _prompts(one: HintedTurn, renderer: Renderer) -> dict[str | None, tuple[int, ...]] | NoTeacher:
+    """The prompt with each hint; with more than one hint, also the original prompt, as None."""
     for missing, cause in (
-        (not hints, "no-hint"),
-        (turn.flaw is not None, "flaw"),
-        (not turn.sampled_ids, "no-sample"),
-        (not temperature, "greedy"),
-        (_shows_images(turns, index), "images"),
+        (not one.hints, "no-hint"),
+        (one.turn.flaw is not None, "flaw"),
+        (not one.turn.sampled_ids, "no-sample"),
+        (not one.temperature, "greedy"),
+        (_shows_images(one.turns, one.index), "images"),
     ):
         if missing:
             return NoTeacher(cause)
-    prompts = {h: p for h in hints if (p := hinted_prompt(turns, index, h, renderer, tools)) is not None}
-    if not prompts:
-        return NoTeacher("context")
-    about: dict[str, Any] = {"top_k": top_k, "temperature": temperature}
-    found = {h: await scorer.score(prompt, turn.sampled_ids, **about) for h, prompt in prompts.items()}
-    found = {h: scored for h, scored in found.items() if np.isfinite(scored.logprobs).all()}
-    if not found:
+    found: dict[str | None, tuple[int, ...]] = {}
+    for hint in one.hints:
+        if (prompt := hinted_prompt(one.turns, one.index, hint, renderer, one.tools)) is not None:
+            found[hint] = prompt
+    if len(found) > 1:
+        found[None] = prompt_ids(one.turns, one.index)
+    return found or NoTeacher("context")
+
+
+def _chosen(scores: dict[str | None, Scored], how: Choice) -> Teacher | NoTeacher:
+    """The teacher of a turn, from the scores with each hint and without one (None)."""
+    student = scores.pop(None, None)
+    known = {h: scored for h, scored in scores.items() if h is not None and np.isfinite(scored.logprobs).all()}
+    if not known:
         return NoTeacher("not-finite")
-    kept = tuple(found)
-    teachers = list(found.values())
-    if len(kept) == 1:
-        which = np.zeros(len(turn.sampled_ids), dtype=np.int64)
-        overlap = np.full((1, len(turn.sampled_ids)), np.nan, dtype=np.float32)
+    hints, teachers = tuple(known), list(known.values())
+    tokens = np.arange(len(teachers[0].logprobs))
+    if student is None or len(hints) == 1:
+        which, overlap = np.zeros(len(tokens), np.int64), np.full((1, len(tokens)), np.nan, np.float32)
     else:
-        student = await scorer.score(prompt_ids(turns, index), turn.sampled_ids, **about)
-        which, overlap = choose(student, teachers, how, lengths=[len(h) for h in kept])
+        which, overlap = choose(student, teachers, how, lengths=[len(h) for h in hints])
     columns = ("logprobs", "top_ids", "top_logprobs")
-    rows = np.arange(len(turn.sampled_ids))
-    taken = {name: np.stack([getattr(t, name) for t in teachers])[which, rows] for name in columns}
-    return Teacher(**taken, hint_of=which, hints=kept, overlap=overlap)
+    taken = {name: np.stack([getattr(t, name) for t in teachers])[which, tokens] for name in columns}
+    return Teacher(**taken, hint_of=which, hints=hints, overlap=overlap)
 
 
 def _shows_images(turns: Sequence[Turn], index: int) -> bool:

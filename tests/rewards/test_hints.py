@@ -23,8 +23,17 @@ from clawgym.gateway.render import Renderer
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.records import Turn, prompt_ids
-from clawgym.rewards.hints import NoTeacher, Teacher, choose, hinted_prompt, teach, tools_of, with_hint
-from clawgym.rewards.scoring import Scored, TorchScorer
+from clawgym.rewards.hints import (
+    HintedTurn,
+    NoTeacher,
+    Teacher,
+    choose,
+    hinted_prompt,
+    teach,
+    tools_of,
+    with_hint,
+)
+from clawgym.rewards.scoring import Scored, ScoreRequest, TorchScorer
 
 from ..gateway.scripted import ScriptedEngine
 
@@ -99,7 +108,7 @@ async def test_without_a_hint_the_teacher_gives_the_rollouts_own_logprobs(
     scorer = TorchScorer(model, chunk=5)
     for index, turn in enumerate(turns):
         temperature = turn.sampling["temperature"]
-        scored = await scorer.score(prompt_ids(turns, index), turn.sampled_ids, top_k=3, temperature=temperature)
+        (scored,) = await scorer.score([ScoreRequest(prompt_ids(turns, index), turn.sampled_ids, 3, temperature)])
         np.testing.assert_allclose(scored.logprobs, turn.logprobs, atol=1e-5, rtol=0)
         assert scored.top_ids.shape == scored.top_logprobs.shape == (len(turn.sampled_ids), 3)
 
@@ -110,7 +119,7 @@ async def test_a_hint_changes_the_logprobs_and_nothing_else(
 ) -> None:
     turns, tools = played[which].turns, played[which].tools
     for index, turn in enumerate(turns):
-        taught = await teach(turns, index, [HINT], renderer, TorchScorer(model), tools=tools, top_k=4)
+        (taught,) = await teach([HintedTurn(turns, index, [HINT], tools)], renderer, TorchScorer(model), top_k=4)
         assert isinstance(taught, Teacher)
         assert taught.logprobs.shape == (len(turn.sampled_ids),)
         assert np.abs(taught.logprobs - np.array(turn.logprobs)).max() > 1e-3
@@ -235,7 +244,7 @@ async def test_ids_that_their_text_would_not_give_are_scored_as_they_are(
         text = renderer._backend.decode(list(turn.sampled_ids), skip_special_tokens=False)
         read_again = renderer._backend.encode(text, add_special_tokens=False).ids
         assert len(read_again) < len(turn.sampled_ids)
-        taught = await teach(one.turns, index, [HINT], renderer, TorchScorer(model))
+        (taught,) = await teach([HintedTurn(one.turns, index, [HINT])], renderer, TorchScorer(model))
         assert isinstance(taught, Teacher)
         prompt = hinted_prompt(one.turns, index, HINT, renderer)
         assert prompt is not None
@@ -251,7 +260,7 @@ async def test_missing_teacher_has_a_cause(played: dict[str, Played], renderer: 
 
     async def cause(hints: Sequence[str] = (HINT,), **changes: Any) -> str:
         given = [replace(turns[0], **changes), *turns[1:]]
-        found = await teach(given, 0, hints, renderer, scorer)
+        (found,) = await teach([HintedTurn(given, 0, hints)], renderer, scorer)
         assert isinstance(found, NoTeacher)
         return found.cause
 
@@ -264,7 +273,8 @@ async def test_missing_teacher_has_a_cause(played: dict[str, Played], renderer: 
     assert await cause(messages=()) == "context"
     assert scorer.calls == 0
     assert await cause() == "not-finite"
-    below = await teach([replace(turns[0], images=("ab",)), *turns[1:]], 1, [HINT], renderer, scorer)
+    above = replace(turns[0], images=("ab",))
+    (below,) = await teach([HintedTurn([above, *turns[1:]], 1, [HINT])], renderer, scorer)
     assert below == NoTeacher("images")
 
 
@@ -275,13 +285,9 @@ class Fixed:
         self.scores = list(scores)
         self.calls = 0
 
-    async def score(
-        self, prompt: Sequence[int], sampled: Sequence[int], *, top_k: int = 0, temperature: float = 1.0
-    ) -> Scored:
-        self.calls += 1
-        count = len(sampled)
-        nothing = Scored(np.full(count, np.nan), np.zeros((count, top_k), int), np.zeros((count, top_k)))
-        return self.scores.pop(0) if self.scores else nothing
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[Scored]:
+        self.calls += len(requests)
+        return [self.scores.pop(0) if self.scores else Scored.nothing(request) for request in requests]
 
 
 def tops(*rows: Sequence[int], value: float = -1.0) -> Scored:
@@ -315,16 +321,17 @@ async def test_the_chosen_hint_teaches_each_token(played: dict[str, Played], ren
     turn = replace(played["plain"].turns[0], sampled_ids=(11, 12), logprobs=(-1.0, -1.0))
     about: dict[str, Any] = {"top_k": 4}
     hints = ["A long hint about the matter.", "A short one."]
-    taught = await teach([turn], 0, hints, renderer, Fixed(NEAR, FAIR, STUDENT), how="token", **about)
+    asked = [HintedTurn([turn], 0, hints)]
+    (taught,) = await teach(asked, renderer, Fixed(NEAR, FAIR, STUDENT), how="token", **about)
     assert isinstance(taught, Teacher)
     assert taught.logprobs.tolist() == [-0.1, -0.2]
     assert taught.hint_of.tolist() == [0, 1]
     assert taught.top_ids.tolist() == [[4, 3, 2, 1], [5, 9, 7, 6]]
-    shortest = await teach([turn], 0, hints, renderer, Fixed(NEAR, FAIR, STUDENT), how="shortest", **about)
+    (shortest,) = await teach(asked, renderer, Fixed(NEAR, FAIR, STUDENT), how="shortest", **about)
     assert isinstance(shortest, Teacher)
     assert (shortest.logprobs.tolist(), shortest.hints) == ([-0.2, -0.2], tuple(hints))
     lost = Scored(np.array([-0.1, np.inf]), NEAR.top_ids, NEAR.top_logprobs)
-    one = await teach([turn], 0, hints, renderer, Fixed(lost, FAIR), **about)
+    (one,) = await teach(asked, renderer, Fixed(lost, FAIR), **about)
     assert isinstance(one, Teacher)
     assert one.hints == (hints[1],)
     assert np.isnan(one.overlap).all()
@@ -332,26 +339,84 @@ async def test_the_chosen_hint_teaches_each_token(played: dict[str, Played], ren
 
 async def test_more_than_a_model_was_made_for_has_no_score(model: Any) -> None:
     window = model.config.max_position_embeddings
-    scored = await TorchScorer(model).score([1] * (window - 1), [2, 3], top_k=2)
+    scored, fits = await TorchScorer(model).score(
+        [ScoreRequest([1] * (window - 1), [2, 3], 2), ScoreRequest([1] * (window - 1), [2])]
+    )
     assert np.isnan(scored.logprobs).all()
     assert (scored.logprobs.shape, scored.top_ids.shape, scored.top_logprobs.shape) == ((2,), (2, 2), (2, 2))
-    assert np.isfinite((await TorchScorer(model).score([1] * (window - 1), [2])).logprobs).all()
+    assert np.isfinite(fits.logprobs).all()
 
 
 async def test_scores_do_not_depend_on_the_size_of_the_pieces(model: Any) -> None:
     dice = random.Random(2)
     prompt, sampled = [dice.randrange(600) for _ in range(30)], [dice.randrange(600) for _ in range(17)]
-    whole = await TorchScorer(model).score(prompt, sampled, top_k=5)
-    small = await TorchScorer(model, chunk=1).score(prompt, sampled, top_k=5)
+    asked = [ScoreRequest(prompt, sampled, 5)]
+    (whole,), (small,) = await TorchScorer(model).score(asked), await TorchScorer(model, chunk=1).score(asked)
     np.testing.assert_allclose(whole.logprobs, small.logprobs, atol=1e-6)
     assert whole.top_ids.tolist() == small.top_ids.tolist()
     assert (np.diff(whole.top_logprobs) <= 0).all()
-    assert (await TorchScorer(model).score(prompt, sampled)).top_ids.shape == (17, 0)
-    everything = await TorchScorer(model).score(prompt, sampled, top_k=10**6)
+    none, everything = await TorchScorer(model).score(
+        [ScoreRequest(prompt, sampled), ScoreRequest(prompt, sampled, 10**6)]
+    )
+    assert none.top_ids.shape == (17, 0)
     np.testing.assert_allclose(np.exp(everything.top_logprobs).sum(-1), 1.0, atol=1e-4)
     for prompt_, sampled_, temperature in (([], [1], 1.0), ([1], [], 1.0), ([1], [1], 0.0)):
         with pytest.raises(ValueError, match="as it was sampled"):
-            await TorchScorer(model).score(prompt_, sampled_, temperature=temperature)
+            ScoreRequest(prompt_, sampled_, temperature=temperature)
+    for wrong in ({"tokens": 0}, {"chunk": 0}):
+        with pytest.raises(ValueError, match="must be 1 or more"):
+            TorchScorer(model, **wrong)
+    assert await TorchScorer(model).score([]) == []
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 300, 10**6])
+async def test_batches_are_bounded_and_change_no_score(model: Any, tokens: int) -> None:
+    dice = random.Random(tokens)
+
+    def some(most: int) -> list[int]:
+        return [dice.randrange(9, 600) for _ in range(dice.randint(1, most))]
+
+    asked = [ScoreRequest(some(80), some(20), n % 4, 0.7 + n % 3 / 2) for n in range(24)]
+    sizes: list[tuple[int, int]] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, given: sizes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    together = await TorchScorer(model, tokens=tokens).score(asked)
+    hook.remove()
+    assert all(rows * width <= max(tokens, width) for rows, width in sizes)
+    assert sum(rows for rows, _ in sizes) == 24
+    assert (len(sizes) == 24) == (tokens == 1)
+    for request, found in zip(asked, together, strict=True):
+        ids = torch.tensor([[*request.prompt_ids, *request.sampled_ids]])
+        with torch.no_grad():
+            rows = (model(ids).logits[0].float() / request.temperature).log_softmax(-1)[
+                -len(request.sampled_ids) - 1 : -1
+            ]
+        alone = rows.gather(1, torch.tensor(request.sampled_ids)[:, None])[:, 0]
+        np.testing.assert_allclose(found.logprobs, alone.numpy(), atol=1e-5, rtol=0)
+        best = rows.topk(request.top_k)
+        assert found.top_ids.tolist() == best.indices.tolist()
+        np.testing.assert_allclose(found.top_logprobs, best.values.numpy(), atol=1e-5, rtol=0)
+
+
+async def test_turns_are_taught_together_as_alone(played: dict[str, Played], model: Any, renderer: Renderer) -> None:
+    asked = [
+        HintedTurn(one.turns, index, hints, one.tools)
+        for one in played.values()
+        for index, hints in enumerate(([HINT], [], ["List the files first.", HINT]))
+    ]
+    together = await teach(asked, renderer, TorchScorer(model), top_k=4)
+    for one, found in zip(asked, together, strict=True):
+        (alone,) = await teach([one], renderer, TorchScorer(model, tokens=1), top_k=4)
+        if not one.hints:
+            assert found == alone == NoTeacher("no-hint")
+            continue
+        assert isinstance(found, Teacher)
+        assert isinstance(alone, Teacher)
+        assert (found.hints, found.hint_of.tolist()) == (alone.hints, alone.hint_of.tolist())
+        np.testing.assert_allclose(found.logprobs, alone.logprobs, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(found.top_logprobs, alone.top_logprobs, atol=1e-5, rtol=0)
+        np.testing.assert_array_equal(found.overlap, alone.overlap)
 
 
 async def test_the_module_that_an_engine_samples_from_may_be_its_own_teacher(model_folder: Path) -> None:
@@ -363,7 +428,7 @@ async def test_the_module_that_an_engine_samples_from_may_be_its_own_teacher(mod
             async for tokens in engine.generate(GenerateRequest(prompt, Sampling(max_tokens=12, seed=seed))):
                 ids += tokens.ids
                 logprobs += tokens.logprobs
-            scored = await TorchScorer(module).score(prompt, ids, top_k=2)
+            (scored,) = await TorchScorer(module).score([ScoreRequest(prompt, ids)])
             np.testing.assert_allclose(scored.logprobs, logprobs, atol=1e-5, rtol=0)
     finally:
         await engine.aclose()
@@ -372,7 +437,8 @@ async def test_the_module_that_an_engine_samples_from_may_be_its_own_teacher(mod
 async def test_a_model_in_training_is_scored_in_evaluation_and_given_back_as_it_was(model_folder: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32, attention_dropout=0.5)
     model.train()
-    first, second = [await TorchScorer(model).score([1, 2, 3], [4, 5], top_k=2) for _ in range(2)]
+    asked = [ScoreRequest([1, 2, 3], [4, 5])]
+    (first,), (second,) = [await TorchScorer(model).score(asked) for _ in range(2)]
     assert model.training
     assert first.logprobs.tolist() == second.logprobs.tolist()
     assert all(parameter.grad is None for parameter in model.parameters())

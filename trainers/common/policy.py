@@ -153,9 +153,10 @@ class Policy:
         else:
             yield self.reference
 
-    def scorer(self) -> TorchScorer:
-        """A scorer with these weights. It runs the module, so do not train at the same time."""
-        return TorchScorer(self.module if self.lora else base_of(self.module))
+    def scorer(self, *, tokens: int) -> TorchScorer:
+        """A scorer with these weights, for at most ``tokens`` ids at a time. It runs the module, so do not train at the
+        same time."""
+        return TorchScorer(self.module if self.lora else base_of(self.module), tokens=tokens)
 
     def ready(self, batch: MicroBatch) -> MicroBatch:
         """``batch`` on this policy's device, with its images processed as in the engine.

@@ -14,7 +14,7 @@ from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
 from clawgym.pool.states import PROCESS_REWARD, Batch
 from clawgym.records.judge import Judgement
-from clawgym.rewards.hints import NoTeacher, Teacher, teach, tools_of
+from clawgym.rewards.hints import HintedTurn, NoTeacher, Teacher, teach, tools_of
 from clawgym.rewards.scoring import Scorer
 from clawgym.trainers.config import Distillation
 
@@ -31,25 +31,25 @@ async def find_teachers(
     cause.
 
     ``scorer`` computes log-probs under the policy before the step."""
-    found: dict[tuple[str, int], Teacher] = {}
-    missing: Counter[str] = Counter()
-    overlaps: list[float] = []
+    asked: dict[tuple[str, int], HintedTurn] = {}
     for episode in (member.episode for group in batch.groups for member in group.episodes):
         turns = await asyncio.to_thread(pool.turns, episode.id)
         said = await asyncio.to_thread(pool.about_turn_rewards, episode.id)
         for index, judgement in said.get(PROCESS_REWARD, {}).items():
-            hints = Judgement.from_about(judgement).hints
             tools = await asyncio.to_thread(tools_of, pool, turns, index)
-            teacher = await teach(
-                turns, index, hints, renderer, scorer, tools=tools, top_k=about.top_k, how=about.choose
-            )
-            match teacher:
-                case NoTeacher(cause):
-                    missing[cause] += 1
-                case Teacher():
-                    found[episode.id, index] = teacher
-                    if len(teacher.hints) > 1:
-                        overlaps.append(float(teacher.overlap.max(0).mean()))
+            asked[episode.id, index] = HintedTurn(turns, index, Judgement.from_about(judgement).hints, tools)
+    teachers = await teach(list(asked.values()), renderer, scorer, top_k=about.top_k, how=about.choose)
+    found: dict[tuple[str, int], Teacher] = {}
+    missing: Counter[str] = Counter()
+    overlaps: list[float] = []
+    for key, teacher in zip(asked, teachers, strict=True):
+        match teacher:
+            case NoTeacher(cause):
+                missing[cause] += 1
+            case Teacher():
+                found[key] = teacher
+                if len(teacher.hints) > 1:
+                    overlaps.append(float(teacher.overlap.max(0).mean()))
     metrics = {f"opd/no_teacher_{cause}": float(n) for cause, n in missing.items()}
     metrics["opd/turns_taught"] = float(len(found))
     if overlaps:

@@ -174,7 +174,8 @@ class _Loop:
         if not about.hints:
             return {}, {}
         self._renderer = self._renderer or Renderer(self._policy.folder)
-        return await find_teachers(batch, about, self._pool, self._renderer, self._policy.scorer())
+        scorer = self._policy.scorer(tokens=self._config.compute.micro_tokens)
+        return await find_teachers(batch, about, self._pool, self._renderer, scorer)
 
     def _agreed(self, batch: Batch) -> dict[str, float]:
         """Recalibrate the weight of the process reward, which applies from the next step on; metrics of the judge."""

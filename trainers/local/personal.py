@@ -33,7 +33,7 @@ from clawgym.pool.states import Batch
 from clawgym.records.run_folder import RunFolder, make_manifest
 from clawgym.rewards.hints import with_hint
 from clawgym.rewards.rules import DegradedJudge
-from clawgym.rewards.scoring import TorchScorer
+from clawgym.rewards.scoring import ScoreRequest
 from clawgym.simulation.corpus import conversations, habits, write
 from clawgym.simulation.judge import ComplaintJudge
 from clawgym.simulation.rules import RULES
@@ -44,7 +44,7 @@ from clawgym.trainers.common.batch import make_batch
 from clawgym.trainers.common.checkpoints import Checkpoints
 from clawgym.trainers.common.collector import episode_seed
 from clawgym.trainers.common.judging import Judging
-from clawgym.trainers.common.policy import Policy, base_of, load_policy
+from clawgym.trainers.common.policy import Policy, load_policy
 from clawgym.trainers.common.services import open_engine, pool_file
 from clawgym.trainers.common.start_model import base_folder, checkpoint_model, given_model, merged_model
 from clawgym.trainers.common.supervised import masked_sequence
@@ -171,7 +171,7 @@ async def _hints(config: TrainConfig, folder: Path) -> dict[str, Any]:
     requests; for replies that follow the hint (``right``) and replies that do not (``wrong``)."""
     policy = load_policy(config.model, folder, config.compute, seed=config.seed)
     renderer = Renderer(folder)
-    scorer = TorchScorer(policy.module if policy.lora else base_of(policy.module))
+    scorer = policy.scorer(tokens=config.compute.micro_tokens)
     rng = random.Random(f"hints {config.seed}")
     gaps: dict[str, list[float]] = {"right": [], "wrong": []}
     by_rule: dict[str, list[float]] = {name: [] for name in RULES}
@@ -181,12 +181,15 @@ async def _hints(config: TrainConfig, folder: Path) -> dict[str, Any]:
         kept = habits(rng)
         for kind, keeps in (("right", kept | {rule.name}), ("wrong", kept - {rule.name})):
             reply = {"role": "assistant", "content": write(request, keeps, rng)}
-            likely = []
-            for message in (asked, with_hint(asked, rule.instruction)):
-                row = masked_sequence(renderer, [message, reply])
-                start = row.mask.index(1)
-                likely.append(float((await scorer.score(row.ids[:start], row.ids[start:])).logprobs.sum()))
-            gaps[kind].append(likely[1] - likely[0])
+            rows = [
+                masked_sequence(renderer, [message, reply]) for message in (asked, with_hint(asked, rule.instruction))
+            ]
+            starts = [row.mask.index(1) for row in rows]
+            scores = await scorer.score(
+                [ScoreRequest(row.ids[:start], row.ids[start:]) for row, start in zip(rows, starts, strict=True)]
+            )
+            plain, hinted = (float(scored.logprobs.sum()) for scored in scores)
+            gaps[kind].append(hinted - plain)
         by_rule[rule.name].append(gaps["right"][-1] - gaps["wrong"][-1])
     found: dict[str, Any] = {"by_rule": {name: fmean(gap) for name, gap in by_rule.items() if gap}}
     for kind, values in gaps.items():
@@ -335,7 +338,8 @@ async def _train_on(
     """One training step on a batch. Raises as :meth:`~clawgym.trainers.local.learner.Learner.train_step` does."""
     teachers, said = {}, {}
     if config.distillation.hints:
-        teachers, said = await find_teachers(batch, config.distillation, pool, renderer, policy.scorer())
+        scorer = policy.scorer(tokens=config.compute.micro_tokens)
+        teachers, said = await find_teachers(batch, config.distillation, pool, renderer, scorer)
     seed = episode_seed(config.seed, step)
     made = make_batch(batch, config, seed=seed, teachers=teachers, device=policy.device)
     metrics = await asyncio.to_thread(partial(learner.train_step, made, seed=seed))

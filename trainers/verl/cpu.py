@@ -35,7 +35,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from clawgym.engines import GenerateRequest, Sampling, TransformersEngine
 from clawgym.engines.folders import load_weights
-from clawgym.rewards.scoring import TorchScorer
+from clawgym.rewards.scoring import ScoreRequest, TorchScorer
 
 __all__ = ["ENGINE", "SHIPPED"]
 
@@ -204,7 +204,7 @@ class CpuServer:
             if self._reader is None:  # the engine's model must not be run from outside the engine
                 self._reader = load_weights(AutoModelForCausalLM, Path(self._model), dtype=torch.float32)
                 self._reader.load_state_dict(self._weights, strict=False)
-            scored = await TorchScorer(self._reader).score(ids[:1], ids[1:], top_k=top_k)
+            (scored,) = await TorchScorer(self._reader).score([ScoreRequest(ids[:1], ids[1:], top_k)])
             version = self._engine.policy_version
         read, said = (scored.top_ids, scored.top_logprobs) if top_k else (ids[1:], scored.logprobs)
         shape, filler = (len(ids) - 1, max(1, top_k)), [[0] * max(1, top_k)]

@@ -15,7 +15,7 @@ import numpy as np
 
 from clawgym.engines.protocol import GenerateRequest, Tokens
 from clawgym.errors import EngineError
-from clawgym.rewards.scoring import Scored
+from clawgym.rewards.scoring import Scored, ScoreRequest
 from clawgym.trainers.verl.timeline import Spans
 
 if TYPE_CHECKING:
@@ -93,23 +93,26 @@ class VerlScorer:
         self._client = client
         self._window = context_window
 
-    async def score(
-        self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], *, top_k: int = 0, temperature: float = 1.0
-    ) -> Scored:
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[Scored]:
         """See :meth:`~clawgym.rewards.scoring.Scorer.score`. All values are NaN if the ids exceed the context window.
 
         Raises :class:`ValueError` for another temperature, and :class:`~clawgym.errors.EngineError` if a server scores
         other ids than it was given."""
-        if temperature != 1:
-            raise ValueError(f"temperature {temperature}: servers score at temperature 1 only: sample at it")
-        ids, count = [*prompt_ids, *sampled_ids], len(sampled_ids)
+        for request in requests:
+            if request.temperature != 1:
+                raise ValueError(
+                    f"temperature {request.temperature}: servers score at temperature 1 only: sample at it"
+                )
+        return list(await asyncio.gather(*map(self._score, requests)))
+
+    async def _score(self, request: ScoreRequest) -> Scored:
+        ids, count = [*request.prompt_ids, *request.sampled_ids], len(request.sampled_ids)
         if len(ids) >= self._window:  # a server must be able to sample one more id
-            nothing = np.full((count, top_k), np.nan, np.float32)
-            return Scored(np.full(count, np.nan, np.float32), np.full((count, top_k), -1), nothing)
+            return Scored.nothing(request)
         read, own = await self._ask(ids, 0, count)
-        if read[:, 0].tolist() != list(sampled_ids):
+        if read[:, 0].tolist() != list(request.sampled_ids):
             raise EngineError("a server scored other ids than it was given: check its tokenizer and its version")
-        best, values = (read[:, :0], own[:, :0]) if not top_k else await self._ask(ids, top_k, count)
+        best, values = (read[:, :0], own[:, :0]) if not request.top_k else await self._ask(ids, request.top_k, count)
         return Scored(own[:, 0], best, values)
 
     async def _ask(self, ids: list[int], top_k: int, count: int) -> tuple[np.ndarray, np.ndarray]:

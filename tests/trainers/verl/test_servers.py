@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from clawgym.engines import GenerateRequest, Sampling, TransformersEngine
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import ContextLengthExceeded, EngineError
-from clawgym.rewards.scoring import TorchScorer
+from clawgym.rewards.scoring import ScoreRequest, TorchScorer
 
 cpu: Any = pytest.importorskip("clawgym.trainers.verl.cpu")
 servers: Any = pytest.importorskip("clawgym.trainers.verl.servers")
@@ -125,9 +125,9 @@ async def test_scorer_matches_trainer_logprobs(server: Any, folder: Path) -> Non
         model.load_state_dict({name: tensor * 1.05 for name, tensor in model.state_dict().items()})
         await server.load(dict(model.state_dict()), version)
         for top_k in (0, 3):
-            one, other = [
-                await scorer.score(PROMPT, sampled_ids, top_k=top_k) for scorer in (reader, TorchScorer(model))
-            ]
+            asked = [ScoreRequest(PROMPT, sampled_ids, top_k), ScoreRequest(PROMPT, sampled_ids[:2], top_k)]
+            (one, short), (other, _) = [await scorer.score(asked) for scorer in (reader, TorchScorer(model))]
+            assert short.logprobs == pytest.approx(one.logprobs[:2], abs=1e-5)
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
             assert (one.top_ids == other.top_ids).all()
             assert one.top_logprobs == pytest.approx(other.top_logprobs, abs=1e-5)
@@ -138,10 +138,13 @@ async def test_scorer_matches_trainer_logprobs(server: Any, folder: Path) -> Non
 
 async def test_scorer_gives_nan_beyond_context_window(server: Any) -> None:
     reader = servers.VerlScorer(Client(server), context_window=8)
-    assert np.isnan((await reader.score(PROMPT, [30, 31, 32, 33], top_k=2)).logprobs).all()
-    assert np.isfinite((await reader.score(PROMPT, [30, 31, 32])).logprobs).all()
+    beyond, fits = await reader.score(
+        [ScoreRequest(PROMPT, [30, 31, 32, 33], top_k=2), ScoreRequest(PROMPT, [30, 31, 32])]
+    )
+    assert np.isnan(beyond.logprobs).all()
+    assert np.isfinite(fits.logprobs).all()
     with pytest.raises(ValueError, match="temperature 1 only"):
-        await reader.score(PROMPT, [30], temperature=0.7)
+        await reader.score([ScoreRequest(PROMPT, [30], temperature=0.7)])
 
 
 async def test_scorer_raises_for_other_ids() -> None:
@@ -152,7 +155,7 @@ async def test_scorer_raises_for_other_ids() -> None:
             return cpu.TokenOutput(token_ids=[], log_probs=[], stop_reason="completed", extra_fields=said)
 
     with pytest.raises(EngineError, match="other ids"):
-        await servers.VerlScorer(Other(), context_window=128).score(PROMPT, [30])
+        await servers.VerlScorer(Other(), context_window=128).score([ScoreRequest(PROMPT, [30])])
 
 
 async def test_aborted_request_is_a_retryable_engine_error(folder: Path) -> None:
