@@ -431,6 +431,11 @@ class TrainConfig(_Part):
                 "compute.vllm: is for LoRA adapters with trainer: local: set model.lora, or train all weights with "
                 "trainer: verl and verl.engine: vllm"
             )
+        if self.reward.milestones and self.agent.name != "tool-loop":
+            raise ValueError(
+                f"reward.milestones: agent {self.agent.name} runs its tools itself, so the progress after its turns "
+                "cannot be measured: set agent.name to tool-loop, or leave reward.milestones out"
+            )
         if self.rollout.replaced and self.trainer == "verl":
             raise ValueError("rollout.replaced: trainer verl replaces no groups: set it to 0, or use trainer: local")
         if self.reward.combine == "sum" and self.algorithm.advantage not in ("grpo", "dr-grpo"):

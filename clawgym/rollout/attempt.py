@@ -102,7 +102,7 @@ class Attempt:
 
     Raises:
         UnsupportedTask: the task cannot run here.
-        AgentError: the agent has tools of its own, and the task brings others.
+        AgentError: the agent has tools of its own, and the task brings others, or the request asks for milestones.
     """
 
     def __init__(
@@ -126,6 +126,11 @@ class Attempt:
             raise AgentError(
                 f"agent {agent!r} has tools of its own, and task {task.id} brings others: use tool-loop (or oracle, "
                 "replay, script, noop)"
+            )
+        if request.milestones and resident is not None:
+            raise AgentError(
+                f"agent {agent!r} runs its tools itself, so the progress after its turns cannot be measured: use "
+                "tool-loop, or leave milestones out"
             )
         self.request = request
         self.task = task
@@ -165,14 +170,19 @@ class Attempt:
             raise SandboxError("this attempt has no tools: call open() first")
         return self._tools
 
+    @property
+    def _verify_seconds(self) -> float:
+        """Two gradings, a control run on the unchanged workspace, and two measurements for milestones."""
+        runs = 3 if self._milestones is None else 5
+        return runs * self.task.limits.verify_seconds + _TRANSFER_SECONDS
+
     @contextlib.asynccontextmanager
     async def phase(self, phase: Phase) -> AsyncIterator[None]:
         """Measure a phase and enforce its time budget. Raises TimeoutError when it is used up."""
         budget = {
             Phase.SETUP: self.task.limits.setup_seconds,
             Phase.AGENT: self.task.limits.agent_seconds,
-            # Two gradings, and a control run on the unchanged workspace.
-            Phase.VERIFY: 3 * self.task.limits.verify_seconds + _TRANSFER_SECONDS,
+            Phase.VERIFY: self._verify_seconds,
             Phase.TEARDOWN: self.task.limits.teardown_seconds,
         }[phase]
         started = time.monotonic()
@@ -261,6 +271,7 @@ class Attempt:
         result: VerifierResult | None = None
         workspace: Archive | None = None
         snapshot: Snapshot | None = None
+        unstable = False
         try:
             async with self.phase(Phase.VERIFY):
                 await self._end_tools()  # what a server keeps is at rest before it is graded
@@ -289,11 +300,12 @@ class Attempt:
                         transcript_payload(self.steps),
                     )
                     result = await grade(self.task, subject, self.backend, baseline=self.request.baseline)
+                    if self._milestones is not None:
+                        unstable = await self._milestones.unstable(Subject(workspace, snapshot))
         except TimeoutError:
-            budget = 3 * self.task.limits.verify_seconds + _TRANSFER_SECONDS
             self.fail_infra(
                 "verify-deadline",
-                f"task {self.task.id}: grading took over {budget:g} s: lower --concurrency, "
+                f"task {self.task.id}: grading took over {self._verify_seconds:g} s: lower --concurrency, "
                 "or raise limits.verify_seconds of the task",
                 fault=Fault.HOST,
             )
@@ -312,14 +324,14 @@ class Attempt:
                 with contextlib.suppress(InfraError):  # closing the backend removes it
                     await self.backend.drop(snapshot)
             await self._close()
-        progress = () if self._milestones is None else await self._milestones.values()
+        progress = () if self._milestones is None or unstable else await self._milestones.values()
         if progress and result is not None:  # the grade also sees the final message and the state of tool servers
             progress = (*progress[:-1], passing_share(result.checks))
         if self.request.keep_workspace and workspace is not None:
             ended = self._ended(result, await _compressed(workspace.tar), workspace.dropped)
         else:
             ended = self._ended(result)
-        ended = replace(ended, progress=progress)
+        ended = replace(ended, progress=progress, unstable=unstable)
         if workspace is None or result is None or not self.task.verifier.protected:
             return ended
         submission = await offloaded(submission_diff, self.task, workspace.tar)

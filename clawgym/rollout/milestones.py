@@ -54,7 +54,7 @@ class Milestones:
         except SandboxError:  # too large, or no folder any more: the agent may cause that
             self._points.append(asyncio.create_task(_nothing()))
             return
-        key = hashlib.sha256(archive.tar).hexdigest()
+        key = _key(archive)
         if key not in self._known or forks:  # a fork grades files outside of the workspace too
             self._known[key] = asyncio.create_task(self._measure(archive, snapshot, [*self._points[-1:]]))
         self._points.append(self._known[key])
@@ -62,6 +62,17 @@ class Milestones:
     async def values(self) -> tuple[float | None, ...]:
         """Phi before the first turn, and after each turn; None where it could not be measured."""
         return tuple(await asyncio.gather(*self._points))
+
+    async def unstable(self, final: Subject) -> bool:
+        """Whether two measurements of the final workspace differ, so that none of them can be relied on. False if it
+        could not be measured."""
+        await self.values()
+        try:
+            known = None if final.snapshot is not None else self._known.get(_key(final.workspace))
+            first = await (progress(self._task, final, self._backend) if known is None else known)
+            return first != await progress(self._task, final, self._backend)
+        except (InfraError, SandboxError):
+            return False
 
     async def aclose(self) -> None:
         """End all measurements."""
@@ -111,6 +122,10 @@ class _MeasuredTools:
 
     async def aclose(self) -> None:
         await self._tools.aclose()
+
+
+def _key(archive: Archive) -> str:
+    return hashlib.sha256(archive.tar).hexdigest()
 
 
 async def _nothing() -> None:

@@ -35,7 +35,8 @@ class EpisodeRequest:
     keep_workspace: bool = True
     """Whether the episode contains the final workspace as an archive."""
     milestones: bool = False
-    """Whether to measure the progress after each turn (:mod:`clawgym.rollout.milestones`)."""
+    """Whether to measure the progress after each turn (:mod:`clawgym.rollout.milestones`). Not for a
+    :class:`~clawgym.agents.protocol.ResidentAgent`, whose turns do not pass through the library's tools."""
     session: SessionRequest | None = None
     """Settings of the gateway session, for an agent whose model calls go through a gateway. ``None``: channel ``eval``,
     and the agent's own settings."""
@@ -65,7 +66,9 @@ class Ended:
     """Name -> penalty that training adds to the reward, 0 or less."""
     progress: tuple[float | None, ...] = ()
     """Share of the checks that pass, before the first turn and after each turn; None where it could not be measured.
-    Empty unless the request asked for ``milestones`` and the task allows it."""
+    Empty unless the request asked for ``milestones`` and the task allows it, and if it is ``unstable``."""
+    unstable: bool = False
+    """Whether two measurements of the progress of the final workspace differ: the verifier is not deterministic."""
 
     def end(self) -> EpisodeEnd:
         """Return what the pool stores about the end of the episode."""

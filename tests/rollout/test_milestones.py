@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines.protocol import Completion
 from clawgym.engines.replay import ReplayEngine
-from clawgym.errors import TreeTooLarge
+from clawgym.errors import AgentError, TreeTooLarge
 from clawgym.records import GradingMode, Outcome, ToolCall
-from clawgym.rollout import Ended, EpisodeRequest, run_episode
+from clawgym.rollout import Attempt, Ended, EpisodeRequest, run_episode
 from clawgym.sandbox import Backend
 from clawgym.sandbox.namespace.backend import NamespaceSandbox
 from clawgym.sandbox.protocol import Sandbox, Snapshot
 
-from ..verifiers.tasks_for_tests import task, with_mode
+from ..verifiers.tasks_for_tests import CHECK, task, with_mode
 
 COMMANDS = ("ls", "mkdir output; echo 5 > output/sum.txt", "ls /tmp", "echo 6 > output/sum.txt", "rm -r output")
 
 
-async def played(commands: Sequence[str], backend: Backend, mode: GradingMode = GradingMode.CLEAN) -> Ended:
+async def played(
+    commands: Sequence[str], backend: Backend, mode: GradingMode = GradingMode.CLEAN, check: bytes = CHECK
+) -> Ended:
     answers = [Completion("", (ToolCall(f"c{n}", "bash", {"command": c}),)) for n, c in enumerate(commands)]
     answers.append(Completion("", (ToolCall("end", "submit", {"message": ""}),)))
-    request = EpisodeRequest(task=with_mode(task(), mode), seed=0, milestones=True)
+    request = EpisodeRequest(task=with_mode(task(check), mode), seed=0, milestones=True)
     return await run_episode(request, ToolLoopAgent(ReplayEngine(answers)), backend)
 
 
@@ -52,6 +55,26 @@ async def test_files_that_cannot_be_copied_have_no_progress(backend: Backend, mo
     ended = await played(COMMANDS[:2], backend, GradingMode.FORK)
     assert set(ended.progress[:-1]) == {None}
     assert ended.episode.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("mode", [GradingMode.CLEAN, GradingMode.FORK])
+async def test_verifier_with_two_results_on_one_workspace_gives_no_progress(
+    backend: Backend, mode: GradingMode
+) -> None:
+    lucky = (
+        b"import json, random\nprint(json.dumps({f'c{n}': float(n == 0) for n in range(random.randrange(1, 3000))}))"
+    )
+    ended = await played(COMMANDS[:1], backend, mode, lucky)
+    assert (ended.unstable, ended.progress) == (True, ())
+    assert ended.episode.outcome is Outcome.FAILED
+    assert not (await played(COMMANDS[:1], backend, mode)).unstable
+
+
+async def test_agent_that_runs_its_own_tools_has_no_milestones(backend: Backend) -> None:
+    request = EpisodeRequest(task=task(), seed=0, milestones=True)
+    resident: Any = object()
+    with pytest.raises(AgentError, match="use tool-loop, or leave milestones out"):
+        Attempt(request, backend, "openclaw", resident=resident)
 
 
 async def test_live_tasks_and_unasked_episodes_have_no_progress(backend: Backend) -> None:

@@ -38,6 +38,7 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
         ("optimiser: {lr: 1}", "run.yaml: optimiser: Extra inputs"),
         ("optimizer: {lr: -1}", r"optimizer\.lr: .* greater than 0"),
         ("rollout: {group_size: 1}", r"rollout\.group_size"),
+        ("{reward: {milestones: turn}, agent: {name: openclaw}}", "set agent.name to tool-loop, or leave"),
         ("model: {quantize: 4bit}", "set model.lora as well"),
         ("algorithm: {dual_clip: 1}", r"algorithm\.dual_clip: .* greater than 1"),
         ("distillation: {hints: true}", r"distillation\.hints: .* set reward\.judge"),

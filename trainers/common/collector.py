@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ from clawgym.sandbox.protocol import Backend
 from clawgym.trainers.config import TrainConfig
 
 __all__ = ["Collector", "GroupPlayer", "MissingSamples", "Player", "episode_seed", "group_id"]
+
+_log = logging.getLogger("clawgym.trainers")
 
 MissingSamples = Mapping[int, Sequence[str]]
 """Index of each sample of a group that must be run -> the open episodes of a killed run that it replaces."""
@@ -89,6 +92,8 @@ class Player:
         self._adapter = adapter
         self._judging = judging
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
+        self.unstable: set[str] = set()
+        """Tasks without milestones from now on: two measurements of one workspace differed."""
         self._program: ResidentAgent | None = None
         """An agent that runs in its sandboxes; ``None`` for the tool loop, which runs in this process."""
         if config.agent.name != "tool-loop":
@@ -128,6 +133,13 @@ class Player:
             episode = ended.episode
             if channel != "train" or episode.outcome is Outcome.INFRA:
                 return {}
+            if ended.unstable and task.id not in self.unstable:
+                self.unstable.add(task.id)
+                _log.warning(
+                    "task %s: its verifier gave two results on one workspace, so it has no milestones: repair it, or "
+                    "leave the task out (see `clawgym tasks audit`)",
+                    task.id,
+                )
             if ended.progress:
                 await self._store_progress(session, ended.progress)
             if self._judging is not None:
@@ -150,7 +162,9 @@ class Player:
                 sample=sample,
                 reward=self._config.reward.score,
                 keep_workspace=False,
-                milestones=self._config.reward.milestones is not None and channel == "train",
+                milestones=self._config.reward.milestones is not None
+                and channel == "train"
+                and task.id not in self.unstable,
                 session=SessionRequest(
                     channel=channel,
                     group=group,
@@ -171,6 +185,11 @@ class Player:
         main = [index for index, turn in enumerate(turns) if turn.role == "main"]
         rewards = {main[turn]: value for turn, value in found.items() if turn < len(main)}
         await self._gateway.in_pool(lambda pool: pool.set_turn_rewards(session, rewards))
+
+    def milestone_metrics(self) -> dict[str, float]:
+        """The number of tasks in :attr:`unstable`; empty without ``reward.milestones``."""
+        asked = self._config.reward.milestones is not None
+        return {"reward/milestones_unstable_tasks": float(len(self.unstable))} if asked else {}
 
     async def _penalties(self, session: str) -> Mapping[str, float]:
         """Penalties of the episode by name (``reward.malformed``, ``reward.length``)."""

@@ -159,6 +159,7 @@ class _Loop:
             "perf/rollout_idle_ratio": (self._collector.idle_seconds - idle) / seconds,
             "rollout/infra": float(self._groups.infra),
             "rollout/groups_replaced": float(self._replaced),
+            **self._services.player.milestone_metrics(),
         }
         validates = progress.step % config.evaluation.every == 0 or self._over()
         if validates:

@@ -191,6 +191,7 @@ class Host:
             "rollout/late_groups": float(self._late),
             "rollout/groups_dropped": float(groups.get("dropped", 0)),
             **judged,
+            **self._player.milestone_metrics(),
             "spans": self._engine.spans.take(),
         }
 

@@ -293,6 +293,7 @@ async def test_turns_are_rewarded_for_the_verifiers_checks(taught: Path, tmp_pat
     await train(about, tmp_path / "rl", "rl", view=Said())
     metrics = lines(tmp_path / "rl/metrics.jsonl")[0]
     assert metrics["reward/process_scored_frac"] == 1
+    assert metrics["reward/milestones_unstable_tasks"] == 0
     assert not [name for name in metrics if name.startswith("judge/")]
     with Pool(tmp_path / "rl/pool.db") as pool:
         for episode in pool.episodes(channel="train"):
