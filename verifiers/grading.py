@@ -140,6 +140,8 @@ async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[st
         readonly=mounted,
         join_network_of=subject.running if spec.mode is GradingMode.LIVE else None,
         pristine_tools=forked is not None,
+        # A checker that imports the agent's code starts as usual: it shares its process with that code.
+        warm_python=protocol.own_interpreter and spec.executes_agent_code != "in_process",
         mounts={target: layer.folder for target, layer in task.layers.items()},
     )
     sandbox = await (backend.create(sandbox_spec) if forked is None else _fork(backend, forked, sandbox_spec))

@@ -80,6 +80,11 @@ class SandboxSpec:
     """A running sandbox whose network namespace is shared (``live`` grading). None: an empty network of its own."""
     pristine_tools: bool = False
     """Also mount the image's untouched ``/usr`` at ``/.pristine/usr`` (``fork`` grading)."""
+    warm_python: bool = False
+    """Commands ``python3 -I -S -B -c TEXT ...`` may run in a fork of an interpreter that has been started before.
+
+    That is faster by the start of Python and the imports of common modules. For programs that do not import the
+    agent's code. A backend that cannot do so starts them as usual."""
     mounts: Mapping[str, Path] = field(default_factory=dict)
     """Absolute folder in the sandbox -> folder of this machine, mounted read-only.
 

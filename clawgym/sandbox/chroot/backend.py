@@ -186,6 +186,7 @@ class ChrootBackend(Probed):
             **owned,
             "limits": {"memory": limits.memory_mb * _MiB, "pids": limits.pids + 4, "cpus": limits.cpus},
             "guest": guest,
+            "warm": new and self.supervised.warm(spec),
         }
 
     async def create(self, spec: SandboxSpec) -> Sandbox:

@@ -44,6 +44,8 @@ HOSTS_PROC = False
 PTMX = -1  # descriptor of the host's /dev/ptmx, where the sandbox has none
 TICKS = os.sysconf("SC_CLK_TCK")
 OOM = -1  # descriptor of this process's oom_score_adj
+INTERPRETER = None  # runs Python programs in a fork of this process (linux/warm.py), where the sandbox asks for it
+PYTHON = ["python3", "-I", "-S", "-B", "-c"]  # how their commands begin
 # bash reads a pipe byte by byte, one system call each, unless it knows the number of characters.
 DRIVER = r"""__clawgym_rc() { return "$1"; }
 __clawgym_last=0
@@ -191,6 +193,8 @@ def spawn(argv, env, cwd, fds, terminal=False):
         except OSError as error:
             os.write(2, (f"cannot enter {cwd}: {error.strerror}\n").encode())
             os._exit(126)
+        if INTERPRETER is not None and argv[:5] == PYTHON and len(argv) > 5:
+            INTERPRETER(argv, env)
         execute(argv, env)
     except OSError as error:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())

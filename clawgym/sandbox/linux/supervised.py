@@ -10,12 +10,15 @@ import socket
 import subprocess
 import sys
 import weakref
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from clawgym.errors import InfraError, SandboxError, SandboxUnavailable
+from clawgym.records import packages_of
 from clawgym.sandbox import leases
 from clawgym.sandbox.linux.messages import receive, send
+from clawgym.sandbox.protocol import SandboxSpec
 
 __all__ = ["Supervised"]
 
@@ -28,10 +31,15 @@ for name, path in (("clawgym", sys.argv[1]), ("clawgym.sandbox", sys.argv[1] + "
     module = types.ModuleType(name); module.__path__ = [path]; sys.modules[name] = module
 from clawgym.sandbox.linux import seccomp, syscalls, zygote
 syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-zygote = zygote.fork({"namespace": seccomp.program(), "chroot": seccomp.program(shared=True)})
+filters = {"namespace": seccomp.program(), "chroot": seccomp.program(shared=True)}
+zygotes = [zygote.fork(filters)]
+if sys.argv[5]:
+    zygotes.append(zygote.fork(filters, preloaded=True))
 from clawgym.sandbox.linux.supervisor import main
-main(int(sys.argv[2]), sys.argv[3], sys.argv[4], zygote)
+main(int(sys.argv[2]), sys.argv[3], sys.argv[4], zygotes)
 """
+_OLDEST = (3, 11)
+"""The oldest Python that the supervisor's modules can be read by."""
 
 _OPEN: weakref.WeakSet[Supervised] = weakref.WeakSet()
 
@@ -45,6 +53,25 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
+@cache
+def _image_python() -> str | None:
+    """This machine's ``python3`` that sandboxes of the default image see, if the supervisor can run with it.
+
+    Process 1 of a sandbox is a fork of the supervisor. If both have the same interpreter, process 1 can run the
+    sandbox's short Python programs in forks of itself.
+    """
+    for path in ("/usr/bin/python3", "/usr/local/bin/python3"):  # the second is shown if the first does not exist
+        if os.path.exists(path):
+            words = [path, "-I", "-S", "-c", f"import sys; sys.exit(sys.version_info < {_OLDEST})"]
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            return path if done.returncode == 0 else None
+    return None
+
+
+_SETTINGS = frozenset({"PATH", "LANG", "LC_ALL", "LC_CTYPE"})
+"""What decides which ``python3`` starts, and its encoding."""
+
+
 class Supervised:
     """One supervisor process and the connection to it."""
 
@@ -53,11 +80,18 @@ class Supervised:
         self.state = leases.state_dir()
         self.limits: list[str] = []
         self.can_freeze = False
+        self.interprets = False
+        """Whether sandboxes of the default image can have a preloaded interpreter."""
         self._requests: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._count = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def warm(self, spec: SandboxSpec) -> bool:
+        """Whether a new sandbox with files of nobody else gets a preloaded interpreter."""
+        default = packages_of(spec.image) is not None and _SETTINGS.isdisjoint(spec.env)
+        return self.interprets and spec.warm_python and not spec.pristine_tools and default
 
     def forget(self) -> None:
         """In a forked child: close the copy of the connection, so that its end still means the end of the owner."""
@@ -77,11 +111,13 @@ class Supervised:
             ) from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package = str(Path(__file__).resolve().parents[2])
-        words = [package, str(theirs.fileno()), str(self.state), self.owner]
+        python = await asyncio.to_thread(_image_python)
+        self.interprets = python is not None
+        words = [package, str(theirs.fileno()), str(self.state), self.owner, "warm" if python else ""]
         with theirs:
             # A clean environment: process 1 of every sandbox is a copy of this process.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-S", "-c", _BOOT, *words],
+                [python or sys.executable, "-P", "-s", "-S", "-c", _BOOT, *words],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -4,7 +4,7 @@ It holds one end of a socket pair, over which requests arrive. When the other en
 crashed, SIGKILL), and every lease is killed and removed. Sandboxes are forked here and not in the owner, which may have
 threads, gigabytes of memory or an accelerator's driver. Standard library only.
 
-A sandbox is cloned from the zygote (``zygote.py``), a child of this process, and becomes a child of this process too.
+A sandbox is cloned from a zygote (``zygote.py``), a child of this process, and becomes a child of this process too.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class _Running:
 class Supervisor:
     """Serves one owner until its socket closes."""
 
-    def __init__(self, sock: socket.socket, state: Path, owner: str, zygote: socket.socket) -> None:
-        self.zygote = zygote
+    def __init__(self, sock: socket.socket, state: Path, owner: str, zygotes: list[socket.socket]) -> None:
+        self.zygotes = zygotes
+        """The one for most sandboxes; and, if there is one, that with a preloaded interpreter (``plan["warm"]``)."""
         self.sock = sock
         self.state = state
         self.owner = owner
@@ -62,7 +63,8 @@ class Supervisor:
         self.cgroups.try_out()
         if "kill" in self.cgroups.roots:
             fd = os.open(self.cgroups.roots["kill"] / "cgroup.kill", os.O_WRONLY)
-            socket.send_fds(self.zygote, [FLAGS.pack(0)], [fd])
+            for zygote in self.zygotes:
+                socket.send_fds(zygote, [FLAGS.pack(0)], [fd])
             os.close(fd)
         self.uids = leases.UidBlock(state) if os.geteuid() == 0 else None
         if self.uids is not None:
@@ -176,7 +178,7 @@ class Supervisor:
             else:
                 flags |= syscalls.CLONE_NEWUSER
                 plan["me"] = os.getuid(), os.getgid()
-            send(self.zygote, {**plan, "fds": list(named)}, list(named.values()), FLAGS.pack(flags))
+            send(self.zygotes[bool(plan.get("warm"))], {**plan, "fds": list(named)}, list(named.values()), FLAGS.pack(flags))
         finally:
             for fd in ours:
                 os.close(fd)
@@ -299,7 +301,8 @@ class Supervisor:
 
     def clear(self) -> None:
         """Kill and remove everything; called when the owner has gone."""
-        self.zygote.close()  # the zygote ends
+        for zygote in self.zygotes:
+            zygote.close()  # it ends
         for lease in self.running:
             self.kill(lease)
         deadline = time.monotonic() + 5
@@ -310,18 +313,18 @@ class Supervisor:
         leases.clear(self.state, self.owner, self.cgroups)
 
 
-def main(fd: int, state: str, owner: str, zygote: tuple[int, int]) -> None:
+def main(fd: int, state: str, owner: str, zygotes: list[tuple[int, int]]) -> None:
     """Run the supervisor.
 
-    ``fd`` is its end of the socket pair, ``zygote`` the result of :func:`clawgym.sandbox.linux.zygote.fork`. The
-    lifeline in it stays open as long as this process lives.
+    ``fd`` is its end of the socket pair, ``zygotes`` are results of :func:`clawgym.sandbox.linux.zygote.fork`. The
+    lifelines in them stay open as long as this process lives.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
     owners = socket.socket(fileno=fd)
     try:
-        supervisor = Supervisor(owners, Path(state), owner, socket.socket(fileno=zygote[0]))
+        supervisor = Supervisor(owners, Path(state), owner, [socket.socket(fileno=ours) for ours, _ in zygotes])
     except OSError as error:
         send(owners, {"request": 0, "error": f"{error.strerror} ({error.filename})"})
         sys.exit(1)

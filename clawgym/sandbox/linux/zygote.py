@@ -17,7 +17,7 @@ from _socket import AF_UNIX, CMSG_SPACE, SOCK_SEQPACKET, socket
 
 from clawgym.sandbox.chroot import jail
 from clawgym.sandbox.inside import guest
-from clawgym.sandbox.linux import syscalls
+from clawgym.sandbox.linux import syscalls, warm
 from clawgym.sandbox.namespace import unshare
 
 TYPE_CHECKING = False
@@ -35,8 +35,10 @@ _MAX_MESSAGE = 1 << 17
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it ends only with the supervisor
 
 
-def fork(filters: dict[str, bytes]) -> tuple[int, int]:
-    """Start the zygote; ``filters`` has the seccomp filter of each kind of sandbox.
+def fork(filters: dict[str, bytes], *, preloaded: bool = False) -> tuple[int, int]:
+    """Start a zygote; ``filters`` has the seccomp filter of each kind of sandbox.
+
+    With ``preloaded`` it imports what short Python programs need (``warm.py``), and its sandboxes interpret them.
 
     Returns:
         The socket to send plans over, and the write end of the lifeline. Every sandbox ends itself once all copies of
@@ -50,6 +52,9 @@ def fork(filters: dict[str, bytes]) -> tuple[int, int]:
         os.close(lifeline)
         return ours, alive
     try:
+        if preloaded:
+            warm.preload()
+            guest.INTERPRETER = warm.interpret
         os.setsid()
         for number in range(1, 32):
             if number not in (signal.SIGKILL, signal.SIGSTOP):
@@ -94,13 +99,15 @@ def _serve(sock: socket, filters: dict[str, bytes]) -> None:
             os.write(fds[2], f"clone: {error.strerror}".encode())
         else:
             if pid == 0:
-                _become_sandbox(buffer[FLAGS.size : size], fds, filters)
+                message = bytes(buffer[FLAGS.size : size])
+                buffer[:] = bytes(len(buffer))  # it holds the end of an earlier, longer message
+                _become_sandbox(message, fds, filters)
             os.write(fds[0], struct.pack("i", pid))
         for fd in fds:
             os.close(fd)
 
 
-def _become_sandbox(message: bytearray, received: list[int], filters: dict[str, bytes]) -> None:
+def _become_sandbox(message: bytes, received: list[int], filters: dict[str, bytes]) -> None:
     """In the forked child: run as process 1 of a sandbox until it ends."""
     try:
         plan: dict[str, Any] = guest.loads(message)

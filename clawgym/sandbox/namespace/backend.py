@@ -255,6 +255,7 @@ class NamespaceBackend(Probed):
             },
             "guest": {"nonce": nonce, "rlimits": rlimits, "mkdirs": [spec.workdir], "env": env},
             "join": spec.join_network_of.id if spec.join_network_of is not None else None,
+            "warm": not layers and self.supervised.warm(spec),
         }
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
