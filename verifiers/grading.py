@@ -31,6 +31,7 @@ from clawgym.records import GradingMode, Task, VerifierResult, packages_of
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, SandboxSpec, Snapshot
 from clawgym.verifiers.graders import ask_grader, judged_by
 from clawgym.verifiers.protocols import Subject, VerifierReport, protocol_of
+from clawgym.verifiers.reuse import Grades
 from clawgym.verifiers.scores import baseline_adjusted, passing_share, plain_mean
 from clawgym.verifiers.workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
 
@@ -52,10 +53,13 @@ def untouched(task: Task) -> Archive:
     return Archive(compose(empty_archive().tar, put=task.inputs))
 
 
-async def grade(task: Task, subject: Subject, backend: Backend, *, baseline: float | None = None) -> VerifierResult:
+async def grade(
+    task: Task, subject: Subject, backend: Backend, *, baseline: float | None = None, grades: Grades | None = None
+) -> VerifierResult:
     """Grade ``subject``; see :class:`~clawgym.records.VerifierResult` for the numbers.
 
-    ``baseline`` is the task's no-model baseline, if it is known.
+    ``baseline`` is the task's no-model baseline, if it is known. With ``grades`` a report that a pure verifier gave for
+    an identical workspace is reused.
 
     Raises :class:`GradingError` if the verifier fails on the untouched workspace too,
     :class:`~clawgym.errors.InfraError` if the host fails, and :class:`~clawgym.errors.EngineError` if a grader cannot
@@ -66,10 +70,10 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, baseline: flo
     subject = await _submitted(task, subject)
     changed = await offloaded(changed_inputs, subject.workspace.tar, task.inputs, spec.mutable_inputs)
     # A grader is called once, on the restored workspace, because a model may not give the same answer twice.
-    official = await _run(task, subject, backend, restore=changed if spec.grader else ())
+    official = await _run(task, subject, backend, restore=changed if spec.grader else (), grades=grades)
     strict = official
     if changed and official.cause is None and not spec.grader:
-        strict = await _run(task, subject, backend, restore=changed)
+        strict = await _run(task, subject, backend, restore=changed, grades=grades)
     if official.cause is not None and spec.mode is not GradingMode.LIVE:
         control = await _run(task, await _submitted(task, Subject(untouched(task))), backend, restore=())
         if control.cause is not None:
@@ -98,15 +102,16 @@ async def grade(task: Task, subject: Subject, backend: Backend, *, baseline: flo
     )
 
 
-async def progress(task: Task, subject: Subject, backend: Backend) -> float:
+async def progress(task: Task, subject: Subject, backend: Backend, *, grades: Grades | None = None) -> float:
     """The share of the verifier's plain checks that pass on ``subject``, in [0, 1], with changed inputs restored.
 
-    One run of the verifier, without a control: a verifier that fails gives 0, as on an unfinished workspace. Raises
+    At most one run of the verifier (``grades`` as for :func:`grade`), without a control: a verifier that fails gives 0,
+    as on an unfinished workspace. Raises
     :class:`~clawgym.errors.InfraError` if the host fails.
     """
     subject = await _submitted(task, subject)
     changed = await offloaded(changed_inputs, subject.workspace.tar, task.inputs, task.verifier.mutable_inputs)
-    report = await _run(task, subject, backend, restore=changed)
+    report = await _run(task, subject, backend, restore=changed, grades=grades)
     return passing_share(report.checks) if report.cause is None else 0.0
 
 
@@ -122,8 +127,16 @@ async def _submitted(task: Task, subject: Subject) -> Subject:
     return dataclasses.replace(subject, workspace=await offloaded(tree))
 
 
-async def _run(task: Task, subject: Subject, backend: Backend, restore: tuple[str, ...]) -> VerifierReport:
-    """Run the verifier once, with the inputs in ``restore`` restored."""
+async def _run(
+    task: Task, subject: Subject, backend: Backend, restore: tuple[str, ...], grades: Grades | None = None
+) -> VerifierReport:
+    """Run the verifier once, with the inputs in ``restore`` restored, or take the report of an earlier run."""
+    if grades is None:
+        return await _run_once(task, subject, backend, restore)
+    return await grades.of(task, subject.workspace, restore, partial(_run_once, task, subject, backend, restore))
+
+
+async def _run_once(task: Task, subject: Subject, backend: Backend, restore: tuple[str, ...]) -> VerifierReport:
     spec = task.verifier
     originals = [file for file in task.inputs if file.path in restore]
     if spec.grader:

@@ -218,7 +218,7 @@ class Attempt:
                     await self.sandbox.put(task.inputs, task.workspace)
                 self._tools = await open_tools(task, self.sandbox, self.backend)
                 if self.request.milestones and can_measure(task):
-                    self._milestones = Milestones(task, self.sandbox, self.backend)
+                    self._milestones = Milestones(task, self.sandbox, self.backend, self.request.grades)
                     await self._milestones.take()
                     self._tools = self._milestones.measured(self._tools)
             self._watched = WatchedAttempt(task, self.agent, self.steps, self._tools)  # live holds it weakly
@@ -299,7 +299,13 @@ class Attempt:
                         self.final_message,
                         transcript_payload(self.steps),
                     )
-                    result = await grade(self.task, subject, self.backend, baseline=self.request.baseline)
+                    result = await grade(
+                        self.task,
+                        subject,
+                        self.backend,
+                        baseline=self.request.baseline,
+                        grades=self.request.grades,
+                    )
                     if self._milestones is not None:
                         unstable = await self._milestones.unstable(Subject(workspace, snapshot))
         except TimeoutError:

@@ -17,6 +17,7 @@ from clawgym.records import GradingMode, Observation, Task, ToolCall
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
 from clawgym.tools.protocol import Tools, ignore
 from clawgym.verifiers.grading import Subject, progress
+from clawgym.verifiers.reuse import Grades, is_pure
 
 __all__ = ["Milestones", "can_measure"]
 
@@ -32,10 +33,11 @@ def can_measure(task: Task) -> bool:
 class Milestones:
     """Measures one episode. Wrap its tools with :meth:`measured`; :meth:`values` gives the result."""
 
-    def __init__(self, task: Task, sandbox: Sandbox, backend: Backend) -> None:
+    def __init__(self, task: Task, sandbox: Sandbox, backend: Backend, grades: Grades | None = None) -> None:
         self._task = task
         self._sandbox = sandbox
         self._backend = backend
+        self._grades = grades
         self._known: dict[str, asyncio.Task[float | None]] = {}
         self._points: list[asyncio.Task[float | None]] = []
 
@@ -65,8 +67,10 @@ class Milestones:
 
     async def unstable(self, final: Subject) -> bool:
         """Whether two measurements of the final workspace differ, so that none of them can be relied on. False if it
-        could not be measured."""
+        could not be measured, and without a measurement for a pure verifier."""
         await self.values()
+        if is_pure(self._task.verifier):
+            return False
         try:
             known = None if final.snapshot is not None else self._known.get(_key(final.workspace))
             first = await (progress(self._task, final, self._backend) if known is None else known)
@@ -86,7 +90,7 @@ class Milestones:
         try:
             if before:  # one grading sandbox for each episode at a time
                 await asyncio.wait(before)
-            return await progress(self._task, Subject(archive, snapshot), self._backend)
+            return await progress(self._task, Subject(archive, snapshot), self._backend, grades=self._grades)
         except (InfraError, SandboxError):
             return None
         finally:

@@ -9,6 +9,7 @@ from typing import Literal
 from clawgym.gateway.request import SessionRequest
 from clawgym.pool import EpisodeEnd
 from clawgym.records import Episode, Task, VerifierResult
+from clawgym.verifiers.reuse import Grades
 
 __all__ = ["Ended", "EpisodeRequest", "RewardName", "reward_of"]
 
@@ -37,6 +38,8 @@ class EpisodeRequest:
     milestones: bool = False
     """Whether to measure the progress after each turn (:mod:`clawgym.rollout.milestones`). Not for a
     :class:`~clawgym.agents.protocol.ResidentAgent`, whose turns do not pass through the library's tools."""
+    grades: Grades | None = None
+    """Reports of verifiers on identical workspaces of earlier episodes, to reuse; ``None``: every verifier is run."""
     session: SessionRequest | None = None
     """Settings of the gateway session, for an agent whose model calls go through a gateway. ``None``: channel ``eval``,
     and the agent's own settings."""

@@ -31,6 +31,7 @@ from clawgym.rollout import Ended, EpisodeRequest
 from clawgym.rollout.collect import collect_episode, in_process
 from clawgym.sandbox.protocol import Backend
 from clawgym.trainers.config import TrainConfig
+from clawgym.verifiers.reuse import Grades
 
 __all__ = ["Collector", "GroupPlayer", "MissingSamples", "Player", "episode_seed", "group_id"]
 
@@ -94,6 +95,8 @@ class Player:
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
         self.unstable: set[str] = set()
         """Tasks without milestones from now on: two measurements of one workspace differed."""
+        self.grades = Grades()
+        """Reports of verifiers, reused for identical workspaces of pure ones."""
         self._program: ResidentAgent | None = None
         """An agent that runs in its sandboxes; ``None`` for the tool loop, which runs in this process."""
         if config.agent.name != "tool-loop":
@@ -165,6 +168,7 @@ class Player:
                 milestones=self._config.reward.milestones is not None
                 and channel == "train"
                 and task.id not in self.unstable,
+                grades=self.grades,
                 session=SessionRequest(
                     channel=channel,
                     group=group,

@@ -8,7 +8,7 @@ from clawgym.verifiers.protocols.harbor import HarborTests
 from clawgym.verifiers.protocols.reward_sh import RewardScript, StandardCheck, standard_reward_sh
 from clawgym.verifiers.protocols.tests import TESTS_REWARD_SH, StandardTests
 
-__all__ = ["Subject", "VerifierReport", "VerifierProtocol", "protocol_of"]
+__all__ = ["StandardCheck", "Subject", "VerifierReport", "VerifierProtocol", "protocol_of"]
 
 
 def protocol_of(spec: VerifierSpec) -> VerifierProtocol:
