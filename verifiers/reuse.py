@@ -10,6 +10,7 @@ import ast
 import asyncio
 import hashlib
 import io
+import re
 import tarfile
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -44,8 +45,8 @@ _VARYING = frozenset(
     )
 )
 """Names of what differs from run to run, or that reach such things by other names."""
-_PAYLOAD = "payload"
-"""In a text of a checker: it may read what the agent said, which is not in the workspace."""
+_OUTSIDE = re.compile(r"payload|/proc|/sys/|/dev/|random\s*\(|'now'|current_(time|date)", re.IGNORECASE)
+"""In a text of a checker: it may read what the agent said, or the kernel's state, or ask SQLite for the time."""
 
 
 def is_pure(spec: VerifierSpec) -> bool:
@@ -87,7 +88,7 @@ def _is_harmless(node: ast.AST, beside: frozenset[str]) -> bool:
         case ast.Subscript(ast.Call(ast.Attribute(_, "stat" | "lstat" | "fstat"))):
             return False  # the times are among the numbers
         case ast.Constant(str(text)):
-            return _PAYLOAD not in text.lower()
+            return _OUTSIDE.search(text) is None
     return True
 
 
