@@ -40,7 +40,7 @@ def after(op: str, number: int, lines: list[str]) -> list[str]:
 
 
 def draft(rng: random.Random, steps: int) -> TerminalDraft:
-    start = rng.sample(WORDS, 2 * steps + 4)
+    start: list[str] = rng.sample(WORDS, 2 * steps + 4)
     ops: list[tuple[str, int]] = []
     made = [start]
     while len(ops) < steps:  # every step changes something, and leaves enough for the others

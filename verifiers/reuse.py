@@ -27,7 +27,18 @@ __all__ = ["Grades", "is_pure", "workspace_digest"]
 
 _DETERMINISTIC = frozenset(
     (
-        *("__future__", "abc", "argparse", "ast", "base64", "binascii", "bisect", "codecs", "collections", "configparser"),
+        *(
+            "__future__",
+            "abc",
+            "argparse",
+            "ast",
+            "base64",
+            "binascii",
+            "bisect",
+            "codecs",
+            "collections",
+            "configparser",
+        ),
         *("contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "email", "enum", "errno"),
         *("fnmatch", "fractions", "functools", "glob", "gzip", "hashlib", "heapq", "html", "io", "itertools", "json"),
         *("keyword", "math", "numbers", "operator", "os", "pathlib", "posixpath", "pprint", "re", "shlex", "sqlite3"),
@@ -38,8 +49,29 @@ _DETERMINISTIC = frozenset(
 """Modules that give the same result for the same files, but for the names in :data:`_VARYING`."""
 _VARYING = frozenset(
     (
-        *("now", "today", "utcnow", "urandom", "getpid", "getppid", "environ", "getenv", "environb", "get_terminal_size"),
-        *("getmtime", "getctime", "getatime", "st_mtime", "st_ctime", "st_atime", "st_mtime_ns", "st_ctime_ns", "st_ino"),
+        *(
+            "now",
+            "today",
+            "utcnow",
+            "urandom",
+            "getpid",
+            "getppid",
+            "environ",
+            "getenv",
+            "environb",
+            "get_terminal_size",
+        ),
+        *(
+            "getmtime",
+            "getctime",
+            "getatime",
+            "st_mtime",
+            "st_ctime",
+            "st_atime",
+            "st_mtime_ns",
+            "st_ctime_ns",
+            "st_ino",
+        ),
         *("st_atime_ns", "st_dev", "times", "getloadavg", "cpu_count", "fork", "getrandom", "maxrss"),
         *("hash", "id", "__hash__", "__import__", "exec", "eval", "getattr", "globals", "vars", "__dict__"),
     )

@@ -109,7 +109,9 @@ async def test_changed_files_or_settings_start_it_as_usual(backend: Backend, sta
     sandbox = await backend.create(SandboxSpec())
     snapshot = await sandbox.snapshot()
     fork = await backend.fork(snapshot, SandboxSpec(warm_python=True))
-    assert await _loaded(fork, "-I", "-S", "-B") < 1.5 * await _loaded(fork, "-I", "-B"), "the agent changed its modules"
+    assert await _loaded(fork, "-I", "-S", "-B") < 1.5 * await _loaded(fork, "-I", "-B"), (
+        "the agent changed its modules"
+    )
 
 
 async def test_a_program_that_hangs_is_killed(backend: Backend) -> None:

@@ -10,7 +10,7 @@ import tarfile
 import pytest
 
 from clawgym.errors import InfraError
-from clawgym.records import GradingMode, Task, TaskFile
+from clawgym.records import GradingMode, TaskFile
 from clawgym.sandbox import Backend
 from clawgym.sandbox.protocol import Archive
 from clawgym.verifiers.grading import Subject, grade, progress
@@ -27,7 +27,7 @@ PRINT = "import json; print(json.dumps({'made': 1.0}))\n"
     "source",
     [
         PRINT,
-        "import json, re, csv, sys\nfrom pathlib import Path\nprint(json.dumps({'x': len(Path(sys.argv[1]).read_text())}))",
+        "import re, csv, sys\nfrom pathlib import Path\nprint(len(Path(sys.argv[1]).read_text()))",
         "import os\nprint(os.path.getsize('a'), os.stat('a').st_size, os.stat('a').st_mode)",
         "from datetime import datetime, date\nprint(datetime.strptime('2020', '%Y'), date(2020, 1, 1))",
     ],
@@ -106,7 +106,9 @@ def test_the_digest_is_over_all_but_times() -> None:
 async def test_an_identical_workspace_is_graded_once(backend: Backend) -> None:
     grades = Grades()
     right, wrong = (Subject(archive(**NUMBERS, output__sum_txt=text)) for text in (b"6", b"7"))
-    results = await asyncio.gather(*(grade(task(), one, backend, grades=grades) for one in (right, wrong, right, right)))
+    results = await asyncio.gather(
+        *(grade(task(), one, backend, grades=grades) for one in (right, wrong, right, right))
+    )
     assert [result.strict for result in results] == [1.0, 0.0, 1.0, 1.0]
     assert (grades.run, grades.reused) == (2, 2)
     assert await progress(task(), right, backend, grades=grades) == 1.0
@@ -127,7 +129,11 @@ async def test_restored_inputs_are_another_workspace(backend: Backend) -> None:
 async def test_another_task_or_an_impure_verifier_is_run(backend: Backend) -> None:
     grades = Grades()
     same = Subject(archive(**NUMBERS, output__sum_txt=b"6"))
-    for one in (task(), dataclasses.replace(task(), instruction="Another one."), task(b"import time\n" + PRINT.encode())):
+    for one in (
+        task(),
+        dataclasses.replace(task(), instruction="Another one."),
+        task(b"import time\n" + PRINT.encode()),
+    ):
         await grade(one, same, backend, grades=grades)
     assert (grades.run, grades.reused) == (3, 0)
     await grade(task(b"import time\n" + PRINT.encode()), same, backend, grades=grades)
@@ -148,8 +154,8 @@ async def test_failures_are_not_kept() -> None:
             raise answer
         return answer
 
-    def once(of: Task = task()) -> asyncio.Future[VerifierReport]:
-        return asyncio.ensure_future(grades.of(of, same, (), run))
+    def once() -> asyncio.Future[VerifierReport]:
+        return asyncio.ensure_future(grades.of(task(), same, (), run))
 
     assert (await once()).cause == "timeout"
     with pytest.raises(InfraError):

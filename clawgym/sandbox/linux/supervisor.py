@@ -178,7 +178,12 @@ class Supervisor:
             else:
                 flags |= syscalls.CLONE_NEWUSER
                 plan["me"] = os.getuid(), os.getgid()
-            send(self.zygotes[bool(plan.get("warm"))], {**plan, "fds": list(named)}, list(named.values()), FLAGS.pack(flags))
+            send(
+                self.zygotes[bool(plan.get("warm"))],
+                {**plan, "fds": list(named)},
+                list(named.values()),
+                FLAGS.pack(flags),
+            )
         finally:
             for fd in ours:
                 os.close(fd)
