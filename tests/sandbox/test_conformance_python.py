@@ -25,7 +25,9 @@ print([name for name in sys.modules if "clawgym" in name], sorted(vars(sys.modul
 """,
     "its streams": """
 import sys
-print("out", "\\u00e9", chr(0xdcff)); print("err", "\\u20ac", chr(0xd800), file=sys.stderr); sys.stdout.buffer.write(b"x")
+print("out", "\\u00e9", chr(0xdcff))
+print("err", "\\u20ac", chr(0xd800), file=sys.stderr)
+sys.stdout.buffer.write(b"x")
 """,
     "an exception": "def f():\n    raise ValueError('so')\nf()",
     "a syntax error": "print(1)\nif",
@@ -54,7 +56,7 @@ if not pid:
     os._exit(5)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """,
-    "modules that are not there yet": "import sqlite3, decimal, xml.etree.ElementTree, asyncio; asyncio.run(asyncio.sleep(0)); print(1)",
+    "modules that are not there yet": "import sqlite3, decimal, asyncio; asyncio.run(asyncio.sleep(0)); print(1)",
     "a module that is not installed": "import numpy_of_nobody",
     "a deep recursion": "def f(n):\n    return n and f(n - 1)\nprint(f(900))\nf(2000)",
 }
