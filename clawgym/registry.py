@@ -365,6 +365,8 @@ def _shown(annotation: Any) -> str:
         return "Any"
     if isinstance(annotation, str):
         return annotation
+    if typing.get_origin(annotation) is typing.Annotated:  # bounds are told in words
+        annotation = typing.get_args(annotation)[0]
     return inspect.formatannotation(annotation).replace("typing.", "")
 
 

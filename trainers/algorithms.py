@@ -13,9 +13,11 @@ match or a reward is not finite.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from itertools import pairwise
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from clawgym.registry import advantages, losses
@@ -43,6 +45,7 @@ __all__ = [
     "combined",
     "distillation_advantages",
     "entropy",
+    "gae_advantages",
     "group_advantages",
     "gspo_loss",
     "importance_weights",
@@ -57,6 +60,7 @@ __all__ = [
     "token_weights",
     "topk_overlap",
     "topk_reverse_kl",
+    "value_loss",
     "zero_advantages",
 ]
 
@@ -141,6 +145,44 @@ def reinforce_pp_advantages(rewards: Tensor, groups: Tensor, *, eps: float = 1e-
     gain = centred(values, group, 1 / count_by(group))
     spread = (gain.square().sum() / max(1, len(gain) - 1)).sqrt()
     return torch.where(gain == 0, 0.0, gain / (spread + eps)).to(dtype_of(rewards))
+
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@advantages.register("gae")
+@traits(uses_values=True)
+def gae_advantages(
+    rewards: Tensor, values: Tensor, episodes: Tensor, *, gamma: _Share = 1.0, lam: _Share = 1.0
+) -> tuple[Tensor, Tensor]:
+    """GAE: generalised advantages of turns from the values of a critic, normalised over the batch as in PPO.
+
+    ``rewards``, ``values``, ``episodes``: (N,) each, the turns of an episode together and in order -> advantages and
+    returns, (N,) each.
+
+    delta_t = r_t + gamma * V_{t+1} - V_t, with V = 0 after the last turn; A_t = sum_l (gamma * lam)^l * delta_{t+l}.
+    The return, which the critic is trained on, is A_t + V_t. The advantages are then normalised
+    (:func:`batch_advantages`).
+
+    Source: GAE (arXiv 1506.02438), equations 11 to 16; PPO (arXiv 1707.06347), equations 11 and 12.
+
+    Args:
+        gamma: discount for each turn, in [0, 1].
+        lam: weight of longer returns, in [0, 1]. With 1 and gamma 1, A_t is the sum of the rewards from t on, less V_t.
+    """
+    same_shape(rewards=rewards, values=values)
+    given, (episode,) = checked(rewards, episodes=episodes)
+    r, v, of = given.tolist(), values.detach().double().tolist(), episode.tolist()
+    if len(of) and distinct(episode) != 1 + sum(a != b for a, b in pairwise(of)):
+        raise ValueError("the turns of an episode are apart: give them together, in order")
+    gains = [0.0] * len(of)
+    for t in reversed(range(len(of))):
+        goes_on = t + 1 < len(of) and of[t + 1] == of[t]
+        after, later = (v[t + 1], gains[t + 1]) if goes_on else (0.0, 0.0)
+        gains[t] = r[t] + gamma * after - v[t] + gamma * lam * later
+    gain = torch.tensor(gains, dtype=torch.float64, device=rewards.device)
+    returns = (gain + values.detach().double()).to(dtype_of(rewards))
+    return batch_advantages(gain, episodes).to(dtype_of(rewards)), returns
 
 
 def step_advantages(
@@ -541,6 +583,28 @@ def _sequence_of(logp: Tensor, sequences: Tensor | None) -> Tensor:
         return torch.arange(len(logp), device=logp.device)[:, None].expand_as(logp)
     same_shape(logp=logp, sequences=sequences)
     return sequences
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, weights: Tensor, *, clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The loss of a critic: 1/2 * sum_t w_t * max((V - R)^2, (V_clipped - R)^2). (N,) each -> a scalar.
+
+    V_clipped = V_old + clip(V - V_old, -clip, clip): a value that has moved away from V_old by more than ``clip``
+    towards R has no gradient. Without ``clip``, the squared error. Also returns the fraction of turns that have none.
+    Gradients flow through ``values`` only.
+
+    Source: PPO (arXiv 1707.06347), equation 9; the clip is that of its first implementation ("Implementation Matters",
+    arXiv 2005.12729, section 3).
+    """
+    same_shape(values=values, old_values=old_values, returns=returns, weights=weights)
+    old, wanted = old_values.detach(), returns.detach()
+    plain = (values - wanted).square()
+    if clip is None:
+        return (weights * plain).sum() / 2, torch.zeros((), device=values.device)
+    bounded = (old + (values - old).clamp(-clip, clip) - wanted).square()
+    clipped = (bounded > plain).float().mean() if len(values) else torch.zeros((), device=values.device)
+    return (weights * torch.maximum(plain, bounded)).sum() / 2, clipped
 
 
 def kl(logp: Tensor, other: Tensor, kind: Literal["k1", "k2", "k3"] = "k3") -> Tensor:

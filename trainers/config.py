@@ -246,6 +246,20 @@ class Distillation(_Part):
         return self.hints > 0 and self.loss == "topk"
 
 
+class Critic(_Part):
+    """The critic of an advantage that uses values, such as ``gae``: a linear value head on the policy's hidden states
+    (:mod:`clawgym.trainers.local.critic`). It is trained on the turns of each batch; the policy does not get its
+    gradient. With ``trainer: local`` only."""
+
+    lr: float = Field(default=1e-2, gt=0)
+    """Learning rate of the value head."""
+    updates: PositiveInt = 10
+    """Updates of the value head for each batch. They cost almost nothing: the hidden states are computed once."""
+    clip: float | None = Field(default=0.2, gt=0)
+    """A turn has no gradient in a batch once its value has moved by more than this towards its return (PPO's value
+    clipping); null for no bound."""
+
+
 class Algorithm(_Part):
     """See :mod:`clawgym.trainers.algorithms`."""
 
@@ -267,8 +281,9 @@ class Algorithm(_Part):
     advantage: str = "grpo"
     """One of ``clawgym list advantages``, or ``package.module:function``
     (:class:`clawgym.trainers.protocols.Advantage`). ``binary``: the advantage of a turn is the majority of the judge's
-    votes, without outcome, group or baseline (binary RL of arXiv 2603.10165); 0 for a turn without a vote. With
-    ``trainer: verl`` also ``verl:NAME``, an advantage of verl (``verl:grpo_passk``)."""
+    votes, without outcome, group or baseline (binary RL of arXiv 2603.10165); 0 for a turn without a vote. ``gae`` has
+    a critic instead of the group's baseline (PPO, arXiv 1707.06347; see ``critic``). With ``trainer: verl`` also
+    ``verl:NAME``, an advantage of verl (``verl:grpo_passk``)."""
     advantage_options: dict[str, Any] = {}
     """Options of the advantage: see ``clawgym list advantages NAME``."""
     loss: str = "ppo"
@@ -451,14 +466,23 @@ class TrainConfig(_Part):
                     f"{'losses' if part == 'loss' else 'advantages'}`"
                 )
         penalties, advantage = bool(self.reward.malformed or self.reward.length), self.algorithm.advantage
-        # The default advantage uses the outcome. Others are imported, and with them torch.
-        asked = advantage != Algorithm.model_fields["advantage"].default and (penalties or self.reward.judge is None)
-        if asked and not _traits_of(advantage).uses_outcome:
-            if penalties:
+        summed = self.reward.milestones == "return-to-go"
+        # The default advantage uses the outcome and no values. Others are imported, and with them torch.
+        asked = penalties or self.reward.judge is None or summed or self.reward.by_step
+        if asked and advantage != Algorithm.model_fields["advantage"].default:
+            traits = _traits_of(advantage)
+            if penalties and not traits.uses_outcome:
                 raise ValueError(
                     f"reward.malformed, reward.length: advantage {advantage} has no outcome: set them to 0"
                 )
-            raise ValueError(f"algorithm.advantage: {advantage} trains on a judge's votes only: set reward.judge")
+            if self.reward.judge is None and not traits.uses_outcome:
+                raise ValueError(f"algorithm.advantage: {advantage} trains on a judge's votes only: set reward.judge")
+            if summed and traits.uses_values:
+                raise ValueError(
+                    f"reward.milestones: advantage {advantage} sums the rewards of later turns itself: set it to turn"
+                )
+            if self.reward.by_step and traits.uses_values:
+                raise ValueError(f"reward.by_step: advantage {advantage} compares no steps: leave it out")
         if self.backend != "auto" and not self.backend.startswith("ray:"):
             _known(sandboxes, self.backend)
         _known(trainers, self.trainer, self.trainer_options)
@@ -487,6 +511,7 @@ class TrainConfig(_Part):
     rollout: Rollout = Rollout()
     reward: Reward = Reward()
     algorithm: Algorithm = Algorithm()
+    critic: Critic = Critic()
     distillation: Distillation = Distillation()
     optimizer: Optimizer = Optimizer()
     compute: Compute = Compute()

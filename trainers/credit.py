@@ -30,6 +30,7 @@ __all__ = [
     "trained_episodes",
     "distilled_advantages",
     "turn_advantages",
+    "turn_rewards",
 ]
 
 ProcessWeight = float | Callable[[str], float]
@@ -67,32 +68,18 @@ def turn_advantages(
     """The advantage of each (index into ``scored``, turn) with trained tokens, and metrics of the process rewards.
 
     ``seed`` is used only by the control ``reward.shuffle``."""
-    losses = [sum(one.penalties.values()) for one in scored]
-    if config.reward.shuffle:
-        random.Random(seed).shuffle(losses)  # in the order of the scores
-    outcome = 2 * torch.tensor(scores_of(scored, config, seed=seed)) - 1 + torch.tensor(losses)
+    outcome = _outcomes(scored, config, seed=seed)
     numbers: dict[Hashable, int] = {}
     groups = torch.tensor([numbers.setdefault(one.group, len(numbers)) for one in scored])
-    turns = [(n, t) for n, one in enumerate(scored) for t in one.turns]
-    if config.reward.judge is None and config.reward.milestones is None:
+    turns = _turns(scored)
+    if not _has_process(config):
         plain = _outcome_advantages(outcome, groups, config).tolist()
         return {(n, t): plain[n] for n, t in turns}, {}
-    given = [scored[n].process.get(t) for n, t in turns]
-    if config.reward.shuffle:
-        given = _shuffled(given, seed)
-    valid = torch.tensor([value is not None for value in given])
-    process = torch.tensor([0.0 if value is None else float(value) for value in given])
-    judged = process[valid]
-    metrics = {
-        "reward/process_mean": float(judged.mean()) if len(judged) else 0.0,
-        "reward/process_scored_frac": float(valid.float().mean()) if len(valid) else 0.0,
-        "reward/process_zero_frac": float((judged == 0).float().mean()) if len(judged) else 0.0,
-    }
+    process, valid, metrics = _process_rewards(scored, config, seed=seed)
     about = traits_of(config.algorithm.advantage)
     if not about.uses_outcome:
         return dict(zip(turns, process.tolist(), strict=True)), metrics
-    shares = [process_weight(scored[n].setting) if callable(process_weight) else process_weight for n, _ in turns]
-    weights = config.reward.coefficient * torch.tensor(shares)
+    weights = _process_weights(scored, config, process_weight)
     owners = torch.tensor([n for n, _ in turns])
     if config.reward.combine == "sum":
         mixed = algorithms.summed_advantages(
@@ -131,16 +118,35 @@ def token_advantages(
     return table[episode, turn]
 
 
+def turn_rewards(
+    scored: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int, process_weight: ProcessWeight = 1.0
+) -> tuple[dict[tuple[int, int], float], dict[str, float]]:
+    """The reward of each (index into ``scored``, turn) with trained tokens, for an advantage that uses values; and
+    metrics of the process rewards. Arguments are those of :func:`turn_advantages`.
+
+    A turn has its process reward, times ``reward.coefficient`` and ``process_weight``; 0 if it was not judged. The last
+    turn of an episode also has the outcome with its penalties. All turns of an episode follow each other, in order."""
+    turns, outcome = _turns(scored), _outcomes(scored, config, seed=seed).tolist()
+    rewards, metrics = torch.zeros(len(turns)), {}
+    if _has_process(config):
+        process, _, metrics = _process_rewards(scored, config, seed=seed)
+        rewards = _process_weights(scored, config, process_weight) * process
+    last = dict(turns)
+    found = zip(turns, rewards.tolist(), strict=True)
+    return {(n, t): reward + (outcome[n] if last[n] == t else 0.0) for (n, t), reward in found}, metrics
+
+
 def trained_episodes(scored: Sequence[ScoredEpisode], signal: Iterable[int], config: TrainConfig) -> tuple[int, ...]:
     """Indices of the episodes to train on: those of groups in which an episode has an advantage other than 0.
 
     The others are zero-variance groups: their gradient is 0, and counting them would only make the weights of the
     others smaller (DAPO, arXiv 2503.14476, section 3.2). With ``algorithm.kl`` or ``algorithm.entropy``, whose terms
-    have a gradient on every token, all episodes are trained on.
+    have a gradient on every token, all episodes are trained on; also with an advantage that uses values, which compares
+    no episodes of a group.
 
     ``signal``: indices of the episodes with an advantage other than 0, or with a teacher.
     """
-    if config.algorithm.kl or config.algorithm.entropy:
+    if config.algorithm.kl or config.algorithm.entropy or traits_of(config.algorithm.advantage).uses_values:
         return tuple(range(len(scored)))
     groups = {scored[n].group for n in signal}
     return tuple(n for n, one in enumerate(scored) if one.group in groups)
@@ -208,6 +214,54 @@ def scores_of(scored: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int
 def _outcome_advantages(outcome: torch.Tensor, groups: torch.Tensor, config: TrainConfig) -> torch.Tensor:
     about = config.algorithm
     return advantages.make(about.advantage, outcome, groups, **about.advantage_options)
+
+
+def _turns(scored: Sequence[ScoredEpisode]) -> list[tuple[int, int]]:
+    """(N,) the (index into ``scored``, turn) of each trained turn."""
+    return [(n, t) for n, one in enumerate(scored) for t in one.turns]
+
+
+def _outcomes(scored: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int) -> torch.Tensor:
+    """(E,) the outcome reward of each episode in [-1, 1], less its penalties."""
+    losses = [sum(one.penalties.values()) for one in scored]
+    if config.reward.shuffle:
+        random.Random(seed).shuffle(losses)  # in the order of the scores
+    return 2 * torch.tensor(scores_of(scored, config, seed=seed)) - 1 + torch.tensor(losses)
+
+
+def _has_process(config: TrainConfig) -> bool:
+    return config.reward.judge is not None or config.reward.milestones is not None
+
+
+def _process_rewards(
+    scored: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+    """(N,) the process reward of each trained turn, 0 without one; (N,) bool, whether it has one; and metrics."""
+    given = [scored[n].process.get(t) for n, t in _turns(scored)]
+    if config.reward.shuffle:
+        given = _shuffled(given, seed)
+    valid = torch.tensor([value is not None for value in given])
+    process = torch.tensor([0.0 if value is None else float(value) for value in given])
+    judged = process[valid]
+    return (
+        process,
+        valid,
+        {
+            "reward/process_mean": float(judged.mean()) if len(judged) else 0.0,
+            "reward/process_scored_frac": float(valid.float().mean()) if len(valid) else 0.0,
+            "reward/process_zero_frac": float((judged == 0).float().mean()) if len(judged) else 0.0,
+        },
+    )
+
+
+def _process_weights(
+    scored: Sequence[ScoredEpisode], config: TrainConfig, process_weight: ProcessWeight
+) -> torch.Tensor:
+    """(N,) the weight of the process reward of each trained turn."""
+    shares = [
+        process_weight(scored[n].setting) if callable(process_weight) else process_weight for n, _ in _turns(scored)
+    ]
+    return config.reward.coefficient * torch.tensor(shares)
 
 
 def _shuffled(values: Sequence[float | None], seed: int) -> list[float | None]:

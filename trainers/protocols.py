@@ -1,6 +1,6 @@
-"""Extension points of training: an advantage, a loss, a trainer.
+"""Extension points of training: an advantage (of episodes, or of turns with a critic), a loss, a trainer.
 
-A fourth one, the tracker, is in :mod:`clawgym.trainers.common.tracking`. docs/reference/registry.md says how to
+Another one, the tracker, is in :mod:`clawgym.trainers.common.tracking`. docs/reference/registry.md says how to
 register them.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clawgym.trainers.common.tracking import View
     from clawgym.trainers.config import Algorithm, TrainConfig
 
-__all__ = ["Advantage", "Loss", "Trainer", "logged_metrics", "loss_of", "train"]
+__all__ = ["Advantage", "Loss", "Trainer", "ValueAdvantage", "logged_metrics", "loss_of", "train"]
 
 
 class Advantage(Protocol):
@@ -43,6 +43,35 @@ class Advantage(Protocol):
         Args:
             rewards: (E,) float, the outcome of each episode in [-1, 1], less penalties.
             groups: (E,) int; episodes of the same task have the same number.
+        """
+        ...
+
+
+class ValueAdvantage(Protocol):
+    """Computes the advantages of turns from their rewards and the values of a critic.
+
+    An advantage of this kind has the decorator ``traits(uses_values=True)``. The trainer then trains the critic that
+    ``critic`` configures. Options are as for :class:`Advantage`.
+
+    >>> from clawgym.registry import advantages
+    >>> from clawgym.trainers.traits import traits
+    >>> @advantages.register("monte-carlo")
+    ... @traits(uses_values=True)
+    ... def monte_carlo(rewards, values, episodes, *, scale: float = 1.0):
+    ...     \"\"\"The sum of all rewards of the episode, less the value.\"\"\"
+    ...     same = episodes[:, None] == episodes[None, :]
+    ...     returns = (same * rewards).sum(1)
+    ...     return scale * (returns - values), returns
+    """
+
+    def __call__(self, rewards: Tensor, values: Tensor, episodes: Tensor, /) -> tuple[Tensor, Tensor]:
+        """The advantage of each turn, and what the critic is trained to predict for it; (N,) each.
+
+        Args:
+            rewards: (N,) float. The reward of a turn is its process reward times ``reward.coefficient`` and the
+                calibrated weight; that of the last turn of an episode also has the outcome in [-1, 1], less penalties.
+            values: (N,) float, the critic's value of the state before each turn.
+            episodes: (N,) int, the episode of each turn. The turns of an episode are together, in order.
         """
         ...
 

@@ -374,6 +374,61 @@ def test_top_k_overlap() -> None:
     close(formulas.topk_overlap(longs(1, 2)[None], longs(2, 1)[None]), 1)
 
 
+# --- critic
+
+
+def naive_gae(
+    episodes: list[tuple[list[float], list[float]]], gamma: float, lam: float
+) -> tuple[list[float], list[float]]:
+    """Normalised advantages and returns of episodes of (rewards, values), by the sums of the definition."""
+    gains, returns, shares = [], [], []
+    for rewards, values in episodes:
+        after = [*values[1:], 0.0]
+        deltas = [r + gamma * w - v for r, w, v in zip(rewards, after, values, strict=True)]
+        for t, value in enumerate(values):
+            gains.append(sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))))
+            returns.append(gains[-1] + value)
+            shares.append(1 / (len(episodes) * len(values)))
+    mean = sum(s * g for s, g in zip(shares, gains, strict=True))
+    var = sum(s * (g - mean) ** 2 for s, g in zip(shares, gains, strict=True)) / (1 - sum(s * s for s in shares))
+    return [(g - mean) / (math.sqrt(var) + 1e-6) for g in gains], returns
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 1.0), (1.0, 0.5), (0.8, 0.3), (0.5, 0.0)])
+def test_gae_against_its_sums(gamma: float, lam: float) -> None:
+    episodes = [([0.0, 0.25, 1.0], [0.5, -0.5, 0.75]), ([-1.0], [0.125]), ([0.5, -2.0], [1.0, 1.5])]
+    rewards, values = (floats(*(x for one in episodes for x in one[n])) for n in (0, 1))
+    advantages, returns = formulas.gae_advantages(rewards, values, longs(7, 7, 7, 2, 5, 5), gamma=gamma, lam=lam)
+    wanted = naive_gae(episodes, gamma, lam)
+    close(advantages, *wanted[0])
+    close(returns, *wanted[1])
+
+
+def test_gae_is_registered_with_its_options() -> None:
+    assert [option.name for option in registry.advantages.options("gae")] == ["gamma", "lam"]
+    assert [option.type for option in registry.advantages.options("gae")] == ["float", "float"]
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_value_loss_against_its_sum(clip: float | None) -> None:
+    """Moved towards the return within and beyond the clip, beyond the return, and away from it."""
+    values, old = [0.1, 0.9, 0.9, -0.6, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]
+    returns, weights = [1.0, 1.0, 0.2, 1.0, 0.0], [0.1, 0.2, 0.3, 0.4, 0.5]
+    v = floats(*values).requires_grad_()
+    loss, clipped = formulas.value_loss(v, floats(*old), floats(*returns), floats(*weights), clip=clip)
+    total, slopes = 0.0, []
+    for value, before, wanted, weight in zip(values, old, returns, weights, strict=True):
+        near = value if clip is None else before + max(-clip, min(clip, value - before))
+        plain, bounded = (value - wanted) ** 2, (near - wanted) ** 2
+        total += weight * max(plain, bounded) / 2
+        slopes.append(0.0 if bounded > plain else weight * (value - wanted))
+    close(loss.detach()[None], total)
+    loss.backward()
+    assert v.grad is not None
+    close(v.grad, *slopes)
+    assert clipped.item() == pytest.approx(0 if clip is None else 1 / 5)
+
+
 # --- errors
 
 
@@ -405,6 +460,13 @@ def test_top_k_overlap() -> None:
             lambda: formulas.gspo_loss(floats(0), floats(0), floats(0), floats(0), None, longs(0, 1)),
             "sequences .2,.: give tensors of the same shape",
         ),
+        (
+            lambda: formulas.gae_advantages(floats(1, 2, 3), floats(0, 0, 0), longs(0, 1, 0)),
+            "apart: give them together",
+        ),
+        (lambda: formulas.gae_advantages(floats(1, 2), floats(0), longs(0, 1)), "values .1,."),
+        (lambda: formulas.gae_advantages(floats(1, NAN), floats(0, 0), longs(0, 1)), r"rewards\[1\] is nan"),
+        (lambda: formulas.value_loss(floats(0), floats(0), floats(0, 1), floats(0)), "returns .2,."),
         (lambda: formulas.kl(floats(0), floats(0), "k4"), "k1, k2 or k3"),  # type: ignore[arg-type]
     ],
 )
@@ -419,6 +481,8 @@ def test_empty_batches() -> None:
     assert formulas.step_advantages(floats(), none, none, none).shape == (0,)
     assert formulas.integrated_advantages(floats(1, 0), floats(), longs(0, 0), none).shape == (0,)
     assert formulas.token_weights(none).shape == (0,)
+    assert [part.shape for part in formulas.gae_advantages(floats(), floats(), none)] == [(0,), (0,)]
+    assert [part.item() for part in formulas.value_loss(*[floats()] * 4, clip=0.2)] == [0, 0]
     loss, seen = formulas.policy_loss(floats().requires_grad_(), floats(), floats(), floats())
     loss.backward()
     assert [value.item() for value in (loss, *seen.values())] == [0] * 9

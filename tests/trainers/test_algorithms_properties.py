@@ -310,6 +310,49 @@ def test_importance_is_capped_and_positive(seed: int) -> None:
     same(own_rows, got)
 
 
+# --- critic
+
+
+@holds(batches(), SEED, st.floats(0, 1), st.floats(0, 1))
+def test_gae_for_any_batch(batch: Steps, seed: int, gamma: float, lam: float) -> None:
+    """Its recursion holds, episodes do not affect each other's returns, and true values leave nothing to train on."""
+    values = draws(seed, len(batch.rewards))
+    at = batch.episodes
+    advantages, returns = formulas.gae_advantages(batch.rewards, values, at, gamma=gamma, lam=lam)
+    gain = returns - values
+    goes_on = torch.cat([at[1:] == at[:-1], torch.tensor([False])])
+    after, later = (torch.where(goes_on, x.roll(-1), 0.0) for x in (values, gain))
+    same(gain, batch.rewards + gamma * after - values + gamma * lam * later)
+    own = torch.cat(
+        [
+            formulas.gae_advantages(batch.rewards[at == e], values[at == e], at[at == e], gamma=gamma, lam=lam)[1]
+            for e in at.unique()
+        ]
+    )
+    same(own, returns)
+    assert advantages.isfinite().all()
+    order = torch.sort(-at, stable=True).indices  # episodes backwards, each in its own order
+    mixed, _ = formulas.gae_advantages(batch.rewards[order], values[order], at[order], gamma=gamma, lam=lam)
+    same(mixed, advantages[order], 1e-6)
+    _, sums = formulas.gae_advantages(batch.rewards, values, at, gamma=gamma)
+    _, others = formulas.gae_advantages(batch.rewards, values + 1, at, gamma=gamma)
+    same(sums, others)  # with lam=1 a return has no values in it
+    nothing, _ = formulas.gae_advantages(batch.rewards, sums, at, gamma=gamma, lam=lam)
+    same(nothing, torch.zeros_like(nothing), 1e-6)
+
+
+@holds(SEED, st.floats(0.01, 2))
+def test_clipped_value_loss_is_at_least_the_squared_error(seed: int, clip: float) -> None:
+    values, old, returns, raw = draws(seed, 4, 6)
+    weights = raw.abs()
+    plain, none = formulas.value_loss(values, old, returns, weights)
+    bounded, share = formulas.value_loss(values, old, returns, weights, clip=clip)
+    assert bounded >= plain - 1e-12
+    assert none == 0 <= share <= 1
+    same(plain, (weights * (values - returns) ** 2).sum() / 2)
+    same(formulas.value_loss(values, values, returns, weights, clip=clip)[0], plain)
+
+
 # --- distillation
 
 

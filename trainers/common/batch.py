@@ -29,16 +29,33 @@ from clawgym.trainers.credit import (
     token_advantages,
     trained_episodes,
     turn_advantages,
+    turn_rewards,
 )
+from clawgym.trainers.traits import traits_of
 
 __all__ = [
     "TrainingBatch",
+    "TurnRewards",
     "scored_episode",
     "scored_episodes",
     "images_of",
     "make_batch",
     "teacher_of",
 ]
+
+
+@dataclass(frozen=True)
+class TurnRewards:
+    """The N turns with trained tokens, episode after episode and in order, for an advantage that uses values."""
+
+    rewards: torch.Tensor
+    """(N,) float32 (:func:`~clawgym.trainers.credit.turn_rewards`)."""
+    episode: torch.Tensor
+    """(N,) int64: the index of the episode of each turn."""
+    turn: torch.Tensor
+    """(S,) int64: the index of the turn of each trained token."""
+    first: torch.Tensor
+    """(N,) int64: the index of the first trained token of each turn."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +74,7 @@ class TrainingBatch:
     episode: torch.Tensor
     """(S,) int64: the index in ``episodes`` of each trained token."""
     advantages: torch.Tensor
-    """(S,) float32"""
+    """(S,) float32; 0 if ``turns`` is given, from which the learner computes them."""
     rollout_logp: torch.Tensor
     """(S,) float32: the log-probs that were recorded during sampling."""
     teacher_logp: torch.Tensor
@@ -71,6 +88,8 @@ class TrainingBatch:
     ``distillation.loss`` is ``topk``."""
     teacher_top_logp: torch.Tensor | None = None
     """(S, K) float32: the teacher's log-probs of these ids."""
+    turns: TurnRewards | None = None
+    """For an advantage that uses values."""
 
     @property
     def computed_tokens(self) -> int:
@@ -120,7 +139,9 @@ def make_batch(
     """
     episodes = tuple(e for group in batch.groups for e in group.episodes)
     scored = scored_episodes(batch)
-    by_turn, process = turn_advantages(scored, config, seed=seed, process_weight=process_weight)
+    with_values = traits_of(config.algorithm.advantage).uses_values
+    of_turns = turn_rewards if with_values else turn_advantages
+    by_turn, process = of_turns(scored, config, seed=seed, process_weight=process_weight)
 
     members = [(number, member, sample) for number, member in enumerate(episodes) for sample in member.sequences]
     sequences = [
@@ -133,7 +154,7 @@ def make_batch(
     turn = _joined([sample.turn_of for _, _, sample in members], np.int64)
     spans = [span for _, member, sample in members for span in _spans(member, sample, teachers or {})]
     teacher = _logprobs(spans)
-    given = token_advantages(by_turn, owner, turn)
+    given = torch.zeros(len(row)) if with_values else token_advantages(by_turn, owner, turn)
     metrics = batch_metrics(scored, config, seed=seed) | process
     metrics["actor/advantage_abs_mean"] = float(given.abs().mean()) if len(given) else 0.0
     signal = owner[(given != 0) | ~teacher.isnan()].unique().tolist()
@@ -155,7 +176,19 @@ def make_batch(
         metrics,
         ids,
         top,
+        _turn_rewards(by_turn, owner, turn, device) if with_values else None,
     )
+
+
+def _turn_rewards(
+    rewards: Mapping[tuple[int, int], float], episode: torch.Tensor, turn: torch.Tensor, device: torch.device | str
+) -> TurnRewards:
+    """``episode`` and ``turn`` (S,) int64: those of each trained token."""
+    (episodes, _), index = torch.unique(torch.stack([episode, turn]), dim=1, return_inverse=True)
+    places, first = torch.arange(len(index)), torch.zeros_like(episodes)
+    first.scatter_reduce_(0, index, places, "amin", include_self=False)
+    values = torch.tensor([*rewards.values()])  # in the same order: episode after episode, turn after turn
+    return TurnRewards(values.to(device), episodes.to(device), index.to(device), first.to(device))
 
 
 def _joined(parts: Iterable[Any], dtype: type[np.generic]) -> torch.Tensor:

@@ -37,18 +37,29 @@ _SPARE_BYTES = 64 * 2**20
 """Bytes that stay free after a checkpoint, for the pool and the logs."""
 
 
-class CheckpointedLearner(Protocol):
-    """The part of a learner that a checkpoint holds."""
+class Optimized(Protocol):
+    """Parameters with their optimizer."""
 
-    updates: int
-    """Optimizer steps taken."""
     parameters: list[torch.Tensor]
 
     @property
     def optimizer(self) -> torch.optim.Optimizer: ...
 
     def copies(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Index in ``parameters``, float32 copy and weight, for each weight in lower precision."""
+        """Index in ``parameters``, float32 copy and weight, for each weight that the files of the model do not hold in
+        full precision."""
+        ...
+
+
+class CheckpointedLearner(Optimized, Protocol):
+    """The part of a learner that a checkpoint holds."""
+
+    updates: int
+    """Optimizer steps taken."""
+
+    @property
+    def critic(self) -> Optimized | None:
+        """The critic, if there is one. It has a file of its own, ``critic.safetensors``."""
         ...
 
 
@@ -122,12 +133,16 @@ class Checkpoints:
         """Write a checkpoint of ``progress``. Raises as :meth:`put` does."""
         weights = {name: t.detach().cpu().contiguous() for name, t in policy.trained().items()}
         state = dict(_flat(learner))
-        need = sum(t.numel() * t.element_size() for t in (*weights.values(), *state.values())) + _SPARE_BYTES
+        critic = {} if learner.critic is None else dict(_flat(learner.critic))
+        tensors = (*weights.values(), *state.values(), *critic.values())
+        need = sum(t.numel() * t.element_size() for t in tensors) + _SPARE_BYTES
 
         def fill(part: Path) -> None:
             self._model(part, policy, weights)
             if state:
                 save_file(state, part / "optimizer.safetensors")
+            if critic:
+                save_file(critic, part / "critic.safetensors")
             about = asdict(progress) | {"updates": learner.updates, "random": _random_state()}
             (part / "state.json").write_text(json.dumps(about), "utf-8")
             save_file({"torch": torch.get_rng_state()}, part / "random.safetensors")
@@ -185,13 +200,15 @@ class Checkpoints:
                 shutil.copyfile(policy.folder / name, folder / name)
 
     def load(self, folder: Path, policy: Policy, learner: CheckpointedLearner) -> Progress:
-        """Restore model, optimizer and random generators. Raises :class:`~clawgym.errors.TrainingError` if the
+        """Restore model, optimizer, critic and random generators. Raises :class:`~clawgym.errors.TrainingError` if the
         checkpoint does not fit the configuration."""
         try:
             about = json.loads((folder / "state.json").read_text("utf-8"))
             load_weights(folder, policy)
             state = _tensors(folder / "optimizer.safetensors") if (folder / "optimizer.safetensors").exists() else {}
             _restore(learner, state)
+            if learner.critic is not None:
+                _restore(learner.critic, _tensors(folder / "critic.safetensors"))
             torch.set_rng_state(_tensors(folder / "random.safetensors")["torch"])
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise TrainingError(
@@ -240,16 +257,16 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _flat(learner: CheckpointedLearner) -> Iterator[tuple[str, torch.Tensor]]:
+def _flat(learner: Optimized) -> Iterator[tuple[str, torch.Tensor]]:
     """The state of the optimizer as named tensors."""
     for number, parameter in enumerate(learner.parameters):
         for name, value in learner.optimizer.state.get(parameter, {}).items():
             yield f"{number}.{name}", torch.as_tensor(value).detach().cpu().clone()
     for number, copy, _ in learner.copies():
-        yield f"{number}.{_COPY}", copy.cpu()
+        yield f"{number}.{_COPY}", copy.detach().cpu()
 
 
-def _restore(learner: CheckpointedLearner, state: dict[str, torch.Tensor]) -> None:
+def _restore(learner: Optimized, state: dict[str, torch.Tensor]) -> None:
     for key, value in state.items():
         number, _, name = key.partition(".")
         parameter = learner.parameters[int(number)]

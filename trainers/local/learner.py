@@ -17,14 +17,17 @@ from typing import Any
 import torch
 
 from clawgym.errors import TrainingError
+from clawgym.registry import advantages as registry
 from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MaskedSequence, MicroBatch, Packed, micro_batches, pack
 from clawgym.trainers.common.batch import TrainingBatch
 from clawgym.trainers.common.imitation import ImitationData
-from clawgym.trainers.common.policy import Policy, hidden_states, logprobs_of, reverse_kl_of, token_logprobs
+from clawgym.trainers.common.policy import Policy, base_of, hidden_states, logprobs_of, reverse_kl_of, token_logprobs
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import distilled_advantages
+from clawgym.trainers.local.critic import ValueHead
 from clawgym.trainers.protocols import logged_metrics, loss_of
+from clawgym.trainers.traits import traits_of
 
 __all__ = ["Learner"]
 
@@ -48,6 +51,10 @@ class Learner:
         )
         self.updates = 0
         """Optimizer steps taken."""
+        self.critic: ValueHead | None = None
+        """For an advantage that uses values."""
+        if traits_of(config.algorithm.advantage).uses_values:
+            self.critic = ValueHead(_width(policy), config.critic, policy.device)
 
     def train_step(
         self, batch: TrainingBatch, *, seed: int, done: float = 0.0, imitation: ImitationData | None = None
@@ -67,7 +74,7 @@ class Learner:
         config, about = self._config, self._config.algorithm
         started = time.perf_counter()
         rng = random.Random(seed)
-        old = self._old(batch)
+        old, states = self._old(batch)
         importance = None
         if about.old == "recompute":
             importance = algorithms.importance_weights(
@@ -78,6 +85,8 @@ class Learner:
                 masked=about.importance.startswith("masked"),
             )
         metrics = _Metrics()
+        if states is not None:
+            batch = self._valued(batch, states, metrics)
         advantages, teachers = self._advantages(batch, old)
         batch = replace(batch, advantages=advantages)
         metrics.set("opd/tokens_taught_frac", teachers)
@@ -153,15 +162,38 @@ class Learner:
             (weight * loss).backward()
             metrics.add("sft/loss", loss.detach() * count / max(1, len(logp)), len(logp))
 
-    def _old(self, batch: TrainingBatch) -> torch.Tensor:
-        """(S,) the log-probs of the old policy in the ratio."""
-        if self._config.algorithm.old == "rollout":
-            return batch.rollout_logp
-        old = torch.zeros_like(batch.rollout_logp)
+    def _old(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(S,) the log-probs of the old policy in the ratio; and with a critic the (N, H) hidden states of the old
+        policy before each turn."""
+        recompute, module, turns = self._config.algorithm.old == "recompute", self.policy.module, batch.turns
+        if not recompute and turns is None:
+            return batch.rollout_logp, None
+        old, states = torch.zeros_like(batch.rollout_logp) if recompute else batch.rollout_logp, None
+        if turns is not None:
+            states = torch.zeros(len(turns.first), _width(self.policy), device=old.device)
         with torch.no_grad():
             for micro in self._micro(batch.rows):
-                old[micro.places] = token_logprobs(self.policy.module, micro, temperature=batch.temperature)[0]
-        return old
+                hidden = hidden_states(module, micro)
+                if recompute:
+                    old[micro.places] = logprobs_of(module, hidden, micro.targets, temperature=batch.temperature)[0]
+                if turns is not None and states is not None:
+                    of = turns.turn[micro.places]
+                    starts = turns.first[of] == micro.places
+                    states[of[starts]] = hidden[starts].float()
+        return old, states
+
+    def _valued(self, batch: TrainingBatch, states: torch.Tensor, metrics: _Metrics) -> TrainingBatch:
+        """The batch with advantages from the critic's values, on which the critic is then trained."""
+        turns, critic, about = batch.turns, self.critic, self._config.algorithm
+        if turns is None or critic is None or not len(states):
+            return batch
+        values = critic.values(states).detach()
+        gain, returns = registry.make(about.advantage, turns.rewards, values, turns.episode, **about.advantage_options)
+        for name, value in critic.train_step(states, returns, turns.episode).items():
+            metrics.set(name, value)
+        advantages = gain[turns.turn]
+        metrics.set("actor/advantage_abs_mean", float(advantages.abs().mean()))
+        return replace(batch, advantages=advantages)
 
     def _computed(self, batch: TrainingBatch, part: torch.Tensor) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
         """Micro-batches of the training sequences with tokens in ``part`` that have a gradient, and (S'',) the index in
@@ -282,6 +314,11 @@ class Learner:
     def _micro(self, rows: Sequence[Packed]) -> Iterator[MicroBatch]:
         for micro in micro_batches(rows, tokens=self._config.compute.micro_tokens):
             yield self.policy.ready(micro)
+
+
+def _width(policy: Policy) -> int:
+    """The width of its hidden states."""
+    return base_of(policy.module).config.get_text_config().hidden_size
 
 
 def _apart(logp: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

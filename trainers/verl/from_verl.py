@@ -134,7 +134,8 @@ def _estimator(name: str) -> Callable[..., Any]:
 
     known = {str(one): one for one in ADV_ESTIMATOR_REGISTRY}
     usable = [one for one in known if not lacks(known[one])]
-    _check(f"algorithm.advantage: {PREFIX}{name}", name, list(known), usable)
+    why = f"it needs more than an outcome ({lacks(known[name])})" if name in known else ""
+    _check(f"algorithm.advantage: {PREFIX}{name}", name, list(known), usable, why)
     return ADV_ESTIMATOR_REGISTRY[known[name]]
 
 
@@ -142,13 +143,13 @@ def _loss(name: str) -> Callable[..., Any]:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     usable = [one for one in POLICY_LOSS_REGISTRY if one not in _OWN_MEAN]
-    _check(f"algorithm.loss: {PREFIX}{name}", name, list(POLICY_LOSS_REGISTRY), usable)
+    _check(f"algorithm.loss: {PREFIX}{name}", name, list(POLICY_LOSS_REGISTRY), usable, "it ignores token weights")
     return POLICY_LOSS_REGISTRY[name]
 
 
-def _check(asked: str, name: str, known: list[str], usable: list[str]) -> None:
+def _check(asked: str, name: str, known: list[str], usable: list[str], why: str) -> None:
     choose = f"choose one of {', '.join(PREFIX + one for one in sorted(usable))}"
     if name not in known:
         raise TrainingError(f"{asked}: verl has none of this name: {choose}.{did_you_mean(name, usable)}")
     if name not in usable:
-        raise TrainingError(f"{asked}: it needs more than an outcome, or ignores token weights: {choose}")
+        raise TrainingError(f"{asked}: {why}: {choose}")

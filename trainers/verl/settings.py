@@ -16,6 +16,7 @@ from clawgym.engines.load import sees
 from clawgym.errors import TrainingError
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.protocols import loss_of
+from clawgym.trainers.traits import traits_of
 from clawgym.trainers.verl.from_verl import check_names
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ def check_supported(config: TrainConfig, model: Path | None = None) -> None:
             config.distillation.loss == "topk",
             "distillation.loss",
             "leave it out, which is advantage, or use trainer: local",
+        ),
+        (
+            traits_of(config.algorithm.advantage).uses_values,
+            "algorithm.advantage",
+            f"{config.algorithm.advantage} needs a critic: choose another of `clawgym list advantages`, or use "
+            "trainer: local",
         ),
         (
             config.algorithm.imitation and config.rollout.temperature != 1,
