@@ -38,7 +38,7 @@ __all__ = ["ADAPTER", "Policy", "hidden_states", "load_policy", "logprobs_of", "
 ADAPTER = "policy"
 """The name of the LoRA adapter in the engine."""
 
-_MAX_LOGITS = 2**24
+MAX_LOGITS = 2**24
 """Most logits in memory at a time (64 MiB in float32)."""
 
 
@@ -133,16 +133,15 @@ class Policy:
         return made
 
     async def publish(self, engine: Sampler, version: int) -> None:
-        """Copy these weights into the engine, as ``version``."""
+        """Copy these weights into the engine, as ``version``. Do not train meanwhile."""
         if not isinstance(engine, TransformersEngine | VLLMEngine):
             named = base_of(self.module).named_parameters()
             await engine.update_weights({name: p.detach() for name, p in named if p.requires_grad}, version)
             return
-        weights = {name: tensor.clone() for name, tensor in self.trained().items()}
         if isinstance(engine, VLLMEngine) or self.lora:
-            await engine.load_adapter(ADAPTER, weights, version, config=self.adapter_config())
+            await engine.load_adapter(ADAPTER, self.trained(), version, config=self.adapter_config())
         else:
-            await engine.update_weights(weights, version)
+            await engine.update_weights(self.trained(), version)
 
     @contextlib.contextmanager
     def first(self) -> Iterator[Any]:
@@ -215,7 +214,6 @@ def load_policy(model: Model, folder: Path, compute: Compute, *, reference: bool
         module = _with_adapters(module, model, seed)
     if compute.checkpointing:
         module.gradient_checkpointing_enable({"use_reentrant": False})
-        base_of(module).enable_input_require_grads()
     module.train()
     for part in module.modules():  # with dropout, trainer and engine would be different policies
         if isinstance(part, torch.nn.Dropout):
@@ -322,7 +320,7 @@ def _of_logits(
     def call(hidden: torch.Tensor, *others: torch.Tensor) -> Any:
         return function(head(hidden).float() / temperature, *others)
 
-    step = max(1, _MAX_LOGITS // head.weight.shape[0])
+    step = max(1, MAX_LOGITS // head.weight.shape[0])
     for start in range(0, max(1, len(hidden)), step):
         part = [each[start : start + step] for each in (hidden, *others)]
         if len(hidden) > step and torch.is_grad_enabled():
