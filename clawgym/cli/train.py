@@ -99,12 +99,14 @@ def _show(about: Mapping[str, Any]) -> None:
 
     table = Table(show_header=False, box=None)
     for name, value in about.items():
-        if name == "memory_bytes":
+        if name.endswith("_bytes"):
             continue
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else value
         if shown not in (None, ""):
             table.add_row(name.replace("_", " "), f"{shown:,}" if isinstance(shown, int) else visible(str(shown)))
-    for name, size in about["memory_bytes"].items():
+    sizes = dict(about["memory_bytes"])
+    sizes |= {f"  activations {name}": size for name, size in about["activations_bytes"].items()}
+    sizes |= {f"in all, during {name}": size for name, size in about["peak_bytes"].items()}
+    for name, size in sizes.items():
         table.add_row(name, f"{size / 2**20:,.0f} MiB")
-    table.add_row("total, about", f"{sum(about['memory_bytes'].values()) / 2**20:,.0f} MiB")
     Console().print(table)

@@ -38,9 +38,10 @@ except ImportError as error:
         f"the transformers engine needs torch and transformers ({error}): pip install 'clawgym[local]'"
     ) from error
 
-__all__ = ["TransformersEngine", "transformers_engine"]
+__all__ = ["KEPT_TOKENS", "TransformersEngine", "memory_of_device", "transformers_engine"]
 
 KEPT_TOKENS = 2**18
+"""Most tokens whose keys and values are kept by default."""
 
 
 class TransformersEngine:
@@ -90,7 +91,7 @@ class TransformersEngine:
         self.context_window = fitting_window(context_window, window)
         self._vocab = self._model.get_input_embeddings().num_embeddings
         if kv_tokens is None:
-            kv_tokens = max(1, min(KEPT_TOKENS, _memory(shape.device) // 4 // shape.token_bytes))
+            kv_tokens = max(1, min(KEPT_TOKENS, memory_of_device(shape.device) // 4 // shape.token_bytes))
         self._batch: RunningBatch[Request] = RunningBatch(
             self._model,
             run,
@@ -292,7 +293,7 @@ def _refused(message: str) -> EngineError:
     return EngineError(message, status=400)
 
 
-def _memory(device: torch.device) -> int:
+def memory_of_device(device: torch.device) -> int:
     """Free bytes of a GPU, or the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]

@@ -234,24 +234,25 @@ def memory(tmp_path: Path, **parts: Any) -> dict[str, int]:
 
 
 async def test_planned_memory_grows_with_settings(tmp_path: Path) -> None:
+    kept = "activations that are kept"
     plain = memory(tmp_path)
     weights = 4 * plan(small(), "rl", tmp_path / "run")["weights"]
-    assert plain["weights of the policy"] == plain["weights of the engine"] == weights
-    assert plain["gradients and AdamW"] == 3 * weights
+    assert plain["weights of the policy"] == plain["weights of the engine"] == plain["gradients"] == weights
+    assert plain["moments of AdamW"] == 2 * weights
     wider = memory(tmp_path, model={"scratch": {**small().model.scratch.model_dump(), "hidden": 64}})
     assert all(wider[name] >= size for name, size in plain.items())
     longer = memory(tmp_path, compute={"micro_tokens": 2048, "row_tokens": 256})
-    assert longer["activations of a micro-batch"] == 2 * plain["activations of a micro-batch"]
-    assert memory(tmp_path, compute={"micro_tokens": 10**6})["logits"] == 2**24 * 4 * 6
+    assert longer[kept] == 2 * plain[kept]
+    assert memory(tmp_path, compute={"micro_tokens": 10**6})["logits"] == 2**24 * 4 * 5
     deep = small().model.scratch.model_dump() | {"layers": 8}
-    kept, again = (memory(tmp_path, model={"scratch": deep}, compute={"checkpointing": on}) for on in (False, True))
-    assert again["activations of a micro-batch"] < kept["activations of a micro-batch"] / 4
+    stored, again = (memory(tmp_path, model={"scratch": deep}, compute={"checkpointing": on}) for on in (False, True))
+    assert again[kept] < stored[kept] / 4
     half = memory(tmp_path, model={"scratch": small().model.scratch.model_dump(), "dtype": "bfloat16"})
-    assert half["weights of the policy"] == weights / 2
-    assert half["gradients and AdamW"] == 3.5 * weights  # including float32 copies
+    assert half["weights of the policy"] == half["gradients"] == weights / 2
+    assert half["float32 copies of the weights"] == half["float32 gradients"] == weights
     assert "weights of the initial policy" in memory(tmp_path, algorithm={"kl": 0.1})
     one_row = memory(tmp_path, model={"scratch": small().model.scratch.model_dump(), "context_window": 4096})
-    assert one_row["activations of a micro-batch"] == 4 * plain["activations of a micro-batch"]  # sequences are not cut
+    assert one_row[kept] == 4 * plain[kept]  # sequences are not cut
 
 
 async def test_plan_for_vision_model(tmp_path: Path) -> None:

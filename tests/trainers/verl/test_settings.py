@@ -167,7 +167,7 @@ def test_planned_memory_is_per_rank(tmp_path: Path) -> None:
 
     one, four, apart = planned(), planned(ranks=4), planned(mode="separate_async")
     assert (one["ranks"], four["ranks"]) == (1, 4)
-    for name in ("weights of the policy", "gradients and AdamW"):
+    for name in ("weights of the policy", "gradients", "moments of AdamW"):
         assert four["memory_bytes"][name] == pytest.approx(one["memory_bytes"][name] / 4, rel=1e-3)
     assert four["memory_bytes"]["weights of the engine"] == one["memory_bytes"]["weights of the engine"]
     elsewhere = {"weights of the engine", "keys and values of rollouts"}
