@@ -9,7 +9,7 @@ from scratch until it solves some of them (``base``), and from it the same numbe
 - ``exact``: a judge that knows the reference solution, step by step: what a rule can be at best;
 - ``auc-0.9``, ``auc-0.75``, ``auc-0.6``: the same one, which says the opposite at some turns;
 - ``random``: it knows nothing (AUC 0.5);
-- ``head``: learnt from outcomes of other families (their right and wrong solutions, played in real boxes).
+- ``prm``: a process reward model, trained on milestones of the base policy's episodes on tasks of the same split.
 
 Every run is a folder below ``--out`` and goes on where it was interrupted. The table shows success on the held-out
 tasks, sampled at temperature 1, and what the judge was worth by the outcomes of the run (``process_auc``, the mean of
@@ -20,10 +20,7 @@ the gain against the judge's quality, the mean of the seeds with the least and t
 from __future__ import annotations
 
 import argparse
-import asyncio
-import dataclasses
 import os
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -32,16 +29,10 @@ from learning import half_width, heldout, newcombe, rows, train
 
 from clawgym.agents.demonstrate import reference_calls
 from clawgym.agents.text_protocol import Command, parse_reply
-from clawgym.pool import Pool
-from clawgym.records import Task, TaskFile
 from clawgym.records.judge import Judge, Judgeable, Vote
-from clawgym.rewards.head import train_head
 from clawgym.rewards.rules import DegradedJudge, RuleJudge
-from clawgym.rewards.states import judgeables
 from clawgym.tasks.packs import terminal_basic
-from clawgym.trainers.common.demonstrations import demonstrate
 from clawgym.trainers.common.report import curve
-from clawgym.trainers.config import load_config
 
 TRAIN = range(2000, 2800)
 SETTINGS = (
@@ -62,7 +53,7 @@ ARMS: dict[str, tuple[str | None, float | None]] = {
     "auc-0.75": ("integrated:auc_75", 0.75),
     "auc-0.6": ("integrated:auc_60", 0.6),
     "random": ("integrated:auc_50", 0.5),
-    "head": ("head", None),
+    "prm": ("prm", None),
 }
 """The judge, and its AUC by construction."""
 
@@ -105,40 +96,6 @@ def auc_50() -> Judge:
     return DegradedJudge(exact(), 0.5)
 
 
-async def make_head(path: Path, seeds: range) -> None:
-    """A head that knows the right and the wrong solutions of other families, and how they ended."""
-    if path.exists():
-        return
-    config = load_config("tiny-cpu", [*SETTINGS, "agent.max_tokens=512"])
-    tasks = {task.id: task for task in _others(seeds)}
-    examples: list[tuple[Judgeable, bool]] = []
-    with Pool(path.with_suffix(".db")) as pool:
-        await demonstrate(config, list(tasks.values()), pool)
-        for episode in pool.episodes(channel="demonstrations", state="closed"):
-            if episode.outcome in ("solved", "failed"):
-                asked = judgeables(tasks[episode.task_id], pool.turns(episode.id), id=episode.id)
-                examples += [(one, episode.outcome == "solved") for one in asked]
-    print(f"head: {len(examples)} turns of {len(tasks)} episodes", flush=True)
-    train_head(examples).save(path)
-
-
-def _others(seeds: range) -> Iterator[Task]:
-    for generator in terminal_basic.GENERATORS:
-        for seed in seeds:
-            task = terminal_basic.make(generator, seed)
-            if task.metadata["category"] == "files":
-                continue
-            yield task
-            for n, wrong in enumerate(task.wrong_solutions):
-                yield dataclasses.replace(
-                    task,
-                    id=f"{task.id}-wrong-{n}",
-                    # The instruction is what the engine knows a task by.
-                    instruction=f"{task.instruction} ({n})",
-                    solution=(TaskFile(task.solution[0].path, wrong.read()),),
-                )
-
-
 def run_seed(out: Path, seed: int, arms: list[str], steps: int) -> None:
     """Every arm of a seed."""
     own = (*SETTINGS, f"seed={seed}")
@@ -148,8 +105,9 @@ def run_seed(out: Path, seed: int, arms: list[str], steps: int) -> None:
         budget = (f"budget.steps={steps}", "budget.minutes=null")
         judge = ARMS[arm][0]
         judged = () if judge is None else (f"reward.judge={judge}",)
-        if judge == "head":
-            judged = (*judged, f"reward.judge_options.file={out}/head.npz")
+        if judge == "prm":
+            train("prm", out / f"model-{seed}", *own, f"model.path={base}", "prm.groups=96", config="tiny-cpu")
+            judged = (*judged, f"reward.judge_options.path={out}/model-{seed}")
         settings = (*own, f"model.path={base}", *budget, *judged)
         train("rl", out / f"{arm}-{seed}", *settings, config="tiny-cpu")
 
@@ -221,8 +179,6 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(here)  # where a run finds the judges of this file
     if not said.table:
         said.out.mkdir(parents=True, exist_ok=True)
-        if "head" in said.arms:
-            asyncio.run(make_head(said.out / "head.npz", range(0, 16, 2)))
         for seed in said.seeds:
             run_seed(said.out, seed, said.arms, said.steps)
     table(said.out, said.seeds)

@@ -159,7 +159,7 @@ class Reward(_Part):
     function that makes a judge. Settings below that have the name of one of its options are passed to it. Left out:
     outcome rewards only."""
     judge_options: dict[str, Any] = {}
-    """Further options of the judge, such as ``file`` of ``head``."""
+    """Further options of the judge, such as ``path`` of ``prm``."""
     milestones: Literal["turn", "return-to-go"] | None = None
     """Process rewards from the task's own verifier instead of a judge: the change of the share of its checks that pass.
     ``turn``: the change by the turn itself; ``return-to-go``: by this and all later turns. The verifier runs after each
@@ -211,8 +211,8 @@ class Reward(_Part):
             raise ValueError("milestones and judge both give process rewards: set one of them")
         if self.judge is not None:
             _known(judges, self.judge, self.judge_options)
-        if self.judge == "head" and "file" not in self.judge_options:
-            raise ValueError("judge is 'head': set reward.judge_options.file to a file that HeadJudge.save wrote")
+        if self.judge == "prm" and "path" not in self.judge_options:
+            raise ValueError("judge is 'prm': set reward.judge_options.path to a folder that `clawgym train prm` wrote")
         if self.judge == "model" and not self.model:
             raise ValueError("judge is 'model': set reward.model, and reward.base_url")
         return self
@@ -382,6 +382,42 @@ class Sft(_Part):
     """Augmentation: replace the pack's words in each sequence by other words, consistently. It teaches copying."""
 
 
+class Prm(_Part):
+    """A process reward model (``clawgym train prm``), trained on the milestones of episodes: its target is 1 for a turn
+    after which more of the verifier's checks pass, 0 if fewer do, and 1/2 if nothing changed."""
+
+    kind: Literal["states", "words", "yes-no"] = "states"
+    """``states``: a head on the hidden states of a frozen model, at the last token of a turn. ``words``: a head on
+    hashed words. ``yes-no``: the model itself, trained with the settings of ``sft`` (and ``model.lora``) to answer yes
+    or no."""
+    model: str | None = None
+    """The model that reads turns, named as ``model.path``. Left out: the policy, ``model``."""
+    layer: int | None = Field(default=None, ge=1)
+    """Use the first layers of the model only: fewer are faster. Left out: all."""
+    hidden: int = Field(default=0, ge=0)
+    """Hidden units of the head. 0: logistic regression."""
+    l2: float = Field(default=1e-4, gt=0)
+    """Weight of half the squared norm of the head's weights in the loss."""
+    context: int = Field(default=1024, ge=16)
+    """Most tokens of a turn with its history; of a longer one, the start and the end are read."""
+    data: tuple[str, ...] = ()
+    """Pools of runs with ``reward.milestones``. Left out: the policy runs ``groups`` groups of episodes first."""
+    others: tuple[str, ...] = ()
+    """Pools of other policies, for evaluation. Tasks that are in ``data`` too are left out."""
+    groups: PositiveInt = 64
+    heldout: tuple[str, ...] = ()
+    """Families of tasks (``metadata["category"]``) for evaluation only. Left out: each family is scored by a head
+    of all others, and the final head is trained on all."""
+    shuffle: bool = False
+    """A control experiment for ``yes-no``: shuffle the targets. The other kinds always do this for comparison."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Prm:
+        if self.kind == "yes-no" and (not self.heldout or self.layer is not None):
+            raise ValueError("kind: yes-no needs families for evaluation, and has no layer: set prm.heldout only")
+        return self
+
+
 class Evaluation(_Part):
     """Evaluation on tasks that are not trained on."""
 
@@ -439,8 +475,8 @@ class TrainConfig(_Part):
 
     @model_validator(mode="after")
     def _fits(self) -> TrainConfig:
-        if self.distillation.hints and self.reward.judge in (None, "rule", "head"):
-            raise ValueError("distillation.hints: the judges rule and head give no hints: set reward.judge to another")
+        if self.distillation.hints and self.reward.judge in (None, "rule", "prm"):
+            raise ValueError("distillation.hints: the judges rule and prm give no hints: set reward.judge to another")
         if self.compute.vllm and (self.model.lora is None or self.trainer != "local"):
             raise ValueError(
                 "compute.vllm: is for LoRA adapters with trainer: local: set model.lora, or train all weights with "
@@ -517,6 +553,7 @@ class TrainConfig(_Part):
     compute: Compute = Compute()
     verl: Verl = Verl()
     sft: Sft = Sft()
+    prm: Prm = Prm()
     evaluation: Evaluation = Evaluation()
     budget: Budget = Budget()
     guards: Guards = Guards()

@@ -1,4 +1,4 @@
-"""``clawgym train``: train a policy and write a run folder; the same command resumes."""
+"""``clawgym train``: train a policy, or a process reward model, and write a run folder; the same command resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ __all__ = ["train", "train_command"]
 
 def train_command(
     method: Annotated[
-        str, typer.Argument(metavar="rl|sft", help="rl: from rewards of episodes; sft: on demonstrations.")
+        str,
+        typer.Argument(
+            metavar="rl|sft|prm",
+            help="rl: from rewards of episodes; sft: on demonstrations; prm: a process reward model.",
+        ),
     ] = "rl",
     config: ConfigName = "tiny-cpu",
     settings: Settings = None,
@@ -50,8 +54,8 @@ def train_command(
 def train(config: TrainConfig, folder: Path, method: str) -> int:
     """Train into ``folder``, show progress on the terminal, and return the exit status.
 
-    ``method``: ``rl`` or ``sft``. Raises :class:`~clawgym.errors.MissingDependency` without torch and transformers,
-    and the errors of the trainer.
+    ``method``: ``rl``, ``sft`` or ``prm``. Raises :class:`~clawgym.errors.MissingDependency` without torch and
+    transformers, and the errors of the trainer.
     """
     _check_installed()
     return asyncio.run(_run(config, folder, method))

@@ -54,8 +54,6 @@ class Judgeable:
     malformed_calls: int = 0
     images: Mapping[str, Image] = field(default_factory=dict)
     """SHA-256 -> image, for the images whose data is available."""
-    family: str = ""
-    """The task's family (``metadata["category"]``)."""
 
     @property
     def screen_before(self) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from clawgym.records.judge import Judgeable, Message, NextState
 
-__all__ = ["EXAMPLE", "cut", "new_marker", "render", "unspecial"]
+__all__ = ["EXAMPLE", "cut", "new_marker", "render", "text_of", "unspecial"]
 
 _TASK, _EARLIER, _STEP, _AFTER = 4000, 1200, 6000, 12000
 """Most characters of the task; of each earlier message; of the step; of all results together."""
@@ -70,7 +70,7 @@ def render(record: Judgeable, marker: str, *, hint: bool = False, pictures: bool
 def _sections(record: Judgeable) -> Iterator[tuple[str, str]]:
     if record.task:
         yield "TASK", cut(record.task, _TASK)
-    earlier = [m for m in record.history if m.get("role") != "system" and _text(m) != record.task]
+    earlier = [m for m in record.history if m.get("role") != "system" and text_of(m) != record.task]
     if earlier:
         left_out = len(earlier) - _MESSAGES
         lines = [f"({left_out} earlier messages left out)"] if left_out > 0 else []
@@ -89,14 +89,14 @@ def _sections(record: Judgeable) -> Iterator[tuple[str, str]]:
 
 def _said(message: Message) -> str:
     """A message as text: role, content, and calls as name and arguments."""
-    lines = [f"[{message.get('role')}] {_text(message)}".rstrip()]
+    lines = [f"[{message.get('role')}] {text_of(message)}".rstrip()]
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
         lines.append(f"call {function.get('name')} {function.get('arguments')}")
     return "\n".join(lines)
 
 
-def _text(message: Message) -> str:
+def text_of(message: Message) -> str:
     content = message.get("content")
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""

@@ -87,7 +87,7 @@ def calibrate(episodes: Iterable[Judged], *, window: int = WINDOW) -> dict[str, 
     return seen
 
 
-def auc(scores: Sequence[float], solved: Sequence[bool]) -> float | None:
+def auc(scores: Sequence[float] | np.ndarray, solved: Sequence[bool] | np.ndarray) -> float | None:
     """Share of the pairs (solved, unsolved) in which the solved one has the higher score, ties a half.
 
     ``scores`` (n,), ``solved`` (n,) -> in [0, 1]; ``None`` without such a pair. The Mann-Whitney statistic over the
@@ -195,7 +195,7 @@ def risen(moved: Mapping[str, Difference]) -> tuple[str, ...]:
     return tuple(policy for policy, d in moved.items() if d.value > 0 and d.significant and d.p < ALPHA / len(moved))
 
 
-def _pair(a: Sequence[float], b: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+def _pair(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if x.shape != y.shape or x.ndim != 1:
         raise ValueError(f"{x.shape} and {y.shape} values: give two lists of one length")

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
-__all__ = ["Credit", "milestone_rewards"]
+__all__ = ["MILESTONES", "Credit", "milestone_rewards"]
 
 Credit = Literal["turn", "return-to-go"]
+MILESTONES = "milestones"
+"""The name, in the pool, of the change of Phi by each turn, whatever the credit of the process rewards is."""
 
 
 def milestone_rewards(

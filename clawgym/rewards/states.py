@@ -178,7 +178,6 @@ def judgeables(
     shown = dict(images or {})
     shown |= {seen.image.sha256: seen.image for step in steps for seen in step.observations if seen.image is not None}
     instruction = task if isinstance(task, str) else task.instruction
-    family = "" if isinstance(task, str) else str(task.metadata.get("category") or "")
     return [
         Judgeable(
             episode=key if id is None else id,
@@ -190,7 +189,6 @@ def judgeables(
             after=after,
             malformed_calls=turns[index].malformed_calls,
             images=shown,
-            family=family,
         )
         for index, after in next_states(turns, steps=steps, outcome=shown_outcome).items()
     ]

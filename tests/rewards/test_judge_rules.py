@@ -1,10 +1,8 @@
-"""Judges without a model: rules, a trained head, and a degraded judge."""
+"""Judges without a model: rules, and a degraded judge."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawgym.records.judge import Judge, Judgeable, Judgement, NextState
-from clawgym.rewards.head import HeadJudge, TrainedOn, train_head
 from clawgym.rewards.rules import DegradedJudge, RuleJudge, went_wrong
 
 
@@ -116,56 +113,3 @@ async def test_inverting_keeps_zeros_and_invalid_votes() -> None:
     assert judgement.votes == (0, None, -1)
     with pytest.raises(ValueError, match="between 0 and 1"):
         DegradedJudge(Unsure(), 1.1)
-
-
-def examples(family: str, count: int, seed: int) -> list[tuple[Judgeable, bool]]:
-    """Other words in each family, and the same marks of failure in all."""
-    dice = random.Random(seed)
-    made = []
-    for n in range(count):
-        good = dice.random() < 0.2
-        words = " ".join(f"{family}{dice.randrange(40)}" for _ in range(30))
-        trouble = dice.random() < (0.1 if good else 0.9)
-        end = "Traceback: error\n[exit code 1; cwd /]" if trouble else "written\n[exit code 0; cwd /]"
-        made.append((asked(f"{words}\n{end}", turn=n, said=words, family=family), good))
-    return made
-
-
-async def test_head_generalises_to_other_families(tmp_path: Path) -> None:
-    learnt = [*examples("sort", 150, 1), *examples("count", 150, 2)]
-    head = train_head(learnt)
-    new = examples("rename", 200, 3)
-    found = auc([head.probability(one) for one, _ in new], [good for _, good in new])
-    assert found > 0.85  # trouble alone gives 0.9
-    # Good ones are 1 in 5 of what it learnt from: a probability of 1/2 lies between the two kinds all the same.
-    of_kind = [np.mean([head.probability(one) for one, good in new if good is want]) for want in (True, False)]
-    assert sum(of_kind) == pytest.approx(1.0, abs=0.15)
-    votes = {(await head.judge(one)).votes[0] for one, _ in new}
-    assert votes >= {1, -1}
-    with pytest.raises(TrainedOn, match="'sort'"):
-        await head.judge(learnt[0][0])
-
-    head.save(tmp_path / "head.npz")
-    back = HeadJudge.load(tmp_path / "head.npz")
-    assert back.version == head.version == train_head(learnt).version
-    assert [await back.judge(one) for one, _ in new[:5]] == [await head.judge(one) for one, _ in new[:5]]
-    assert train_head(learnt[:200]).version != head.version
-    assert [path.name for path in tmp_path.iterdir()] == ["head.npz"]
-
-
-def test_a_head_of_bad_files_or_examples_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="examples of both"):
-        train_head([(asked(), True)])
-    (tmp_path / "x").write_bytes(b"junk")
-    np.savez(tmp_path / "other.npz", weights=np.zeros(3), about=np.array("{}"))
-    np.save(tmp_path / "array.npy", np.zeros(3))
-    for name in ("x", "other.npz", "array.npy", "missing"):
-        with pytest.raises(ValueError, match="train it again"):
-            HeadJudge.load(tmp_path / name)
-    train_head([(asked("good"), True), (asked("bad"), False)]).save(tmp_path / "head.npz")
-    with np.load(tmp_path / "head.npz") as file:
-        changed = {name: file[name] for name in file.files}
-    changed["weights"][7] += 1
-    np.savez(tmp_path / "changed.npz", **changed)
-    with pytest.raises(ValueError, match="changed since"):
-        HeadJudge.load(tmp_path / "changed.npz")

@@ -192,7 +192,6 @@ def test_input_of_a_judge() -> None:
     assert len(judgeables(TASK, episode(outcome=Outcome.INFRA, result=None), outcome=True)) == 1
     assert judgeables("", episode().turns, id="chat-7")[0].setting == "chat"
     assert judgeables(replace(TASK, desktop=Desktop()), episode())[0].setting == "gui"
-    assert judgeables(replace(TASK, metadata={"category": "maths"}), episode())[0].family == "maths"
     with pytest.raises(ValueError, match="no outcome"):
         judgeables(TASK, episode().turns, outcome=True)
     with pytest.raises(ValueError, match="choose one of them"):

@@ -111,7 +111,8 @@ def test_a_judgement_holds_votes_only() -> None:
 
 
 def test_importing_rewards_imports_no_torch() -> None:
-    modules = ", ".join(f"clawgym.rewards.{name}" for name in ("judge", "model", "hints", "scoring", "rules", "head"))
+    names = ("judge", "model", "hints", "scoring", "rules", "prm", "quality")
+    modules = ", ".join(f"clawgym.rewards.{name}" for name in names)
     code = f"import sys, {modules}; print(*{{m.partition('.')[0] for m in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"torch", "transformers", "aiohttp", "openai", "sqlalchemy", "orjson"}

@@ -13,6 +13,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from clawgym.agents import make_agent
 from clawgym.agents.protocol import Agent, ResidentAgent
@@ -23,8 +24,9 @@ from clawgym.errors import PoolError, TrainingError
 from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
 from clawgym.pool import EpisodeEnd, Pool
+from clawgym.pool.states import PROCESS_REWARD
 from clawgym.records import Episode, Outcome, Task
-from clawgym.rewards.milestones import milestone_rewards
+from clawgym.rewards.milestones import MILESTONES, milestone_rewards
 from clawgym.rewards.penalties import penalties
 from clawgym.rewards.states import setting_of
 from clawgym.rollout import Ended, EpisodeRequest
@@ -174,7 +176,7 @@ class Player:
                     group=group,
                     adapter=self._adapter,
                     sampling=Sampling(temperature=temperature, max_tokens=self._config.agent.max_tokens),
-                    meta={"setting": setting_of(task)},
+                    meta={"setting": setting_of(task), "family": str(task.metadata.get("category") or task.id)},
                 ),
             )
             agent = self._program or in_process(self._loop)
@@ -182,13 +184,14 @@ class Player:
             return ended.episode
 
     async def _store_progress(self, session: str, progress: Sequence[float | None]) -> None:
-        """Store the rewards of ``reward.milestones`` for the agent's turns."""
+        """Store the rewards of ``reward.milestones`` for the agent's turns, and the change of the progress itself."""
         about = self._config.reward
-        found = milestone_rewards(progress, credit=about.milestones or "turn", potential=about.potential)
         turns = await self._gateway.in_pool(lambda pool: pool.turns(session))
         main = [index for index, turn in enumerate(turns) if turn.role == "main"]
-        rewards = {main[turn]: value for turn, value in found.items() if turn < len(main)}
-        await self._gateway.in_pool(lambda pool: pool.set_turn_rewards(session, rewards))
+        given = milestone_rewards(progress, credit=about.milestones or "turn", potential=about.potential)
+        for name, found in ((PROCESS_REWARD, given), (MILESTONES, milestone_rewards(progress))):
+            rewards = {main[turn]: value for turn, value in found.items() if turn < len(main)}
+            await self._gateway.in_pool(partial(Pool.set_turn_rewards, id=session, rewards=rewards, name=name))
 
     def milestone_metrics(self) -> dict[str, float]:
         """The number of tasks in :attr:`unstable`; empty without ``reward.milestones``."""

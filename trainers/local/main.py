@@ -22,11 +22,12 @@ from clawgym.trainers.common.start_model import base_of_adapter, given_model
 from clawgym.trainers.common.tracking import View, on_terminal
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.grpo import train_grpo
+from clawgym.trainers.local.prm import train_prm
 from clawgym.trainers.local.sft import train_sft
 
 __all__ = ["plan", "train"]
 
-_METHODS = {"rl": train_grpo, "sft": train_sft}
+_METHODS = {"rl": train_grpo, "sft": train_sft, "prm": train_prm}
 
 
 @trainers.register("local")
@@ -37,7 +38,7 @@ async def train(
     view: View | None = None,
     stop: asyncio.Event | None = None,
 ) -> Progress:
-    """Trains in this process, on a CPU or one GPU, by ``rl`` or ``sft``.
+    """Trains in this process, on a CPU or one GPU, by ``rl``, ``sft`` or ``prm``.
 
     See :class:`~clawgym.trainers.protocols.Trainer`. Also raises :class:`~clawgym.errors.TrainingError` for another
     ``method``, and :class:`~clawgym.errors.RunFolderError` for the folder of another run."""
@@ -51,7 +52,7 @@ async def train(
 
 def _check(method: str) -> None:
     if method not in _METHODS:
-        raise TrainingError(f"there is no method {method!r}.{did_you_mean(method, _METHODS)} Choose rl or sft")
+        raise TrainingError(f"there is no method {method!r}.{did_you_mean(method, _METHODS)} Choose rl, sft or prm")
 
 
 def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
@@ -72,10 +73,10 @@ def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
         "trained": shape.adapters or shape.weights,
         "tasks": sizes,
         "left_out": dict(splits.left_out),
-        "steps": config.sft.steps if method == "sft" else config.budget.steps,
-        "minutes": None if method == "sft" else config.budget.minutes,
+        "steps": config.budget.steps if method == "rl" else config.sft.steps,
+        "minutes": config.budget.minutes if method == "rl" else None,
         "ranks": config.verl.nodes * config.verl.ranks if config.trainer == "verl" else None,
-        "episodes_a_step": None if method == "sft" else config.rollout.groups * config.rollout.group_size,
+        "episodes_a_step": config.rollout.groups * config.rollout.group_size if method == "rl" else None,
         "sandboxes_at_once": config.rollout.concurrency,
         "memory_bytes": memory.items,
         "peak_bytes": memory.peaks,

@@ -160,7 +160,7 @@ def test_teacher_of_wrong_length_raises() -> None:
 
 
 def test_hints_need_a_judge_that_gives_them() -> None:
-    with pytest.raises(ValidationError, match="the judges rule and head give no hints"):
+    with pytest.raises(ValidationError, match="the judges rule and prm give no hints"):
         small(reward={"judge": "rule"}, distillation={"hints": 1})
 
 

@@ -281,7 +281,7 @@ async def test_turns_are_judged_before_training(taught: Path, tmp_path: Path) ->
             assert all(entry["judge"] == "rule" and entry["votes"] for entry in about.values())
         assert not any(pool.turn_rewards(episode.id) for episode in pool.episodes(channel="validation"))
     for wrong, said in (
-        ({"judge": "oracle"}, "there is no judge 'oracle'.*Known judges: complaints, head, model, policy, rule"),
+        ({"judge": "oracle"}, "there is no judge 'oracle'.*Known judges: complaints, model, policy, prm, rule"),
         ({"judge": "model"}, "set reward.model"),
     ):
         with pytest.raises(ValidationError, match=said):
