@@ -382,7 +382,7 @@ class Sft(_Part):
     """Augmentation: replace the pack's words in each sequence by other words, consistently. It teaches copying."""
 
 
-class Prm(_Part):
+class PrmPart(_Part):
     """A process reward model (``clawgym train prm``), trained on the milestones of episodes: its target is 1 for a turn
     after which more of the verifier's checks pass, 0 if fewer do, and 1/2 if nothing changed."""
 
@@ -412,7 +412,7 @@ class Prm(_Part):
     """A control experiment for ``yes-no``: shuffle the targets. The other kinds always do this for comparison."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Prm:
+    def _fits(self) -> PrmPart:
         if self.kind == "yes-no" and (not self.heldout or self.layer is not None):
             raise ValueError("kind: yes-no needs families for evaluation, and has no layer: set prm.heldout only")
         return self
@@ -553,7 +553,7 @@ class TrainConfig(_Part):
     compute: Compute = Compute()
     verl: Verl = Verl()
     sft: Sft = Sft()
-    prm: Prm = Prm()
+    prm: PrmPart = PrmPart()
     evaluation: Evaluation = Evaluation()
     budget: Budget = Budget()
     guards: Guards = Guards()

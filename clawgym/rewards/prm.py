@@ -23,10 +23,10 @@ from clawgym.errors import RunFolderError
 from clawgym.records.judge import Judgeable, Judgement, Vote
 from clawgym.registry import judges
 from clawgym.rewards._prompt import EXAMPLE
-from clawgym.rewards._words import SIZE, words
+from clawgym.rewards.words import SIZE, words
 
 if TYPE_CHECKING:
-    from clawgym.rewards._reader import Reader
+    from clawgym.rewards.reader import Reader
 
 __all__ = ["ABOUT", "HEAD", "AboutPrm", "Head", "Kind", "Prm", "PrmJudge"]
 
@@ -129,7 +129,7 @@ class Prm:
         reader = None
         if about.kind != "words":
             from clawgym.engines.folders import model_folder
-            from clawgym.rewards._reader import Reader
+            from clawgym.rewards.reader import Reader
 
             if about.model is None:
                 raise RunFolderError(f"{file}: model: missing for kind {about.kind}: train it again")

@@ -29,12 +29,12 @@ from clawgym.errors import ClawGymError, TrainingError
 from clawgym.pool import Pool
 from clawgym.records.judge import Judgeable
 from clawgym.records.run_folder import write_atomic
-from clawgym.rewards._reader import Reader
-from clawgym.rewards._words import words
 from clawgym.rewards.milestones import MILESTONES
 from clawgym.rewards.prm import ABOUT, AboutPrm, Head, Prm
 from clawgym.rewards.quality import Quality, null_auc, qualities
+from clawgym.rewards.reader import Reader
 from clawgym.rewards.states import judgeables
+from clawgym.rewards.words import words
 from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.checkpoints import Progress
 from clawgym.trainers.common.collector import GroupPlayer
