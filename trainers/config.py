@@ -370,6 +370,9 @@ class Sft(_Part):
     steps: PositiveInt = 300
     until: float | None = Field(default=None, gt=0, le=1)
     """Stop early at this score on the validation split. RL needs a policy that still explores."""
+    until_partial: float | None = Field(default=None, gt=0, le=1)
+    """Stop early once this share of the checks passes on the validation split, in the mean over its episodes. For tasks
+    of many steps, whose score stays near 0 for long."""
     batch: PositiveInt = 32
     """Training sequences per step."""
     lr: float = Field(default=1e-3, gt=0)

@@ -155,6 +155,7 @@ class Run:
             "samples": samples,
             "greedy": greedy,
             "by_generator": score.by_generator,
+            "partial": score.partial,
             "infra": score.infra,
             "seconds": seconds,
         }
@@ -167,6 +168,7 @@ class Run:
         """Evaluate on the validation split and update the best step of ``progress``."""
         score = await self.measure(services, "validation", tasks, progress.step)
         progress.record_score(score.estimate.value)
+        progress.extra["partial"] = score.partial
 
     async def measure_best(
         self, services: Services, policy: Policy, checkpoints: Checkpoints, tasks: Sequence[Task]

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from clawgym.errors import TrainingError
@@ -26,6 +27,8 @@ from clawgym.trainers.config import TrainConfig
 
 if TYPE_CHECKING:
     from clawgym.trainers.common.policy import Sampler
+
+from clawgym.verifiers.scores import passing_share
 
 __all__ = [
     "SplitScore",
@@ -49,6 +52,8 @@ class SplitScore:
     """Generator -> mean strict success."""
     infra: int
     """Episodes with an infrastructure error; they are in no score."""
+    partial: float
+    """Mean share of the verifier's plain checks that pass, in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class EpisodeScore(NamedTuple):
     generator: str
     strict: float | None
     """``None`` after three infrastructure errors in a row."""
+    partial: float
+    """Share of the verifier's plain checks that pass, in [0, 1]."""
 
 
 async def score_tasks(
@@ -90,8 +97,8 @@ async def score_tasks(
         for attempt in range(3):
             episode = await player.play(task, seed=seed + attempt, sample=sample, channel=channel, greedy=greedy)
             if episode.outcome is not Outcome.INFRA and episode.result is not None:
-                return EpisodeScore(task.id, generator, episode.result.strict)
-        return EpisodeScore(task.id, generator, None)
+                return EpisodeScore(task.id, generator, episode.result.strict, passing_share(episode.result.checks))
+        return EpisodeScore(task.id, generator, None, 0.0)
 
     return list(await asyncio.gather(*(one(task, sample) for task in tasks for sample in range(samples))))
 
@@ -100,15 +107,17 @@ def summarize(results: Sequence[EpisodeScore]) -> SplitScore:
     """The score over all results. Raises :class:`~clawgym.errors.TrainingError` if no episode was graded."""
     by_task: dict[str, list[float]] = {}
     by_generator: dict[str, list[float]] = {}
-    for task, generator, strict in results:
+    partial: list[float] = []
+    for task, generator, strict, share in results:
         if strict is not None:
+            partial.append(share)
             by_task.setdefault(task, []).append(strict)
             by_generator.setdefault(generator, []).append(strict)
     estimate = rate(list(by_task.values()))
     if estimate is None:
         raise TrainingError("no episode could be graded: run `clawgym doctor`, and look at the pool's causes")
     means = {name: sum(values) / len(values) for name, values in sorted(by_generator.items())}
-    return SplitScore(estimate, means, sum(one.strict is None for one in results))
+    return SplitScore(estimate, means, sum(one.strict is None for one in results), fmean(partial))
 
 
 @contextlib.asynccontextmanager

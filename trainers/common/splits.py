@@ -108,9 +108,16 @@ def _limited(task: Task, agent: AgentPart) -> Task:
     return dataclasses.replace(task, limits=dataclasses.replace(task.limits, max_steps=steps))
 
 
+def _names_pack(name: str) -> bool:
+    """Whether ``name`` is a registered pack or ``package.module:thing``, and no split of a set or file."""
+    base, _, thing = name.partition(":")
+    imported = base.replace(".", "_").isidentifier() and thing.isidentifier() and not base.endswith(".py")
+    return name in packs or (imported and base not in packs)
+
+
 def _slice(tasks: Tasks, name: str) -> Iterator[Task]:
     seeds: Seeds = getattr(tasks, name)
-    module: Any = pack(tasks.set) if tasks.set in packs else None
+    module: Any = pack(tasks.set) if _names_pack(tasks.set) else None
     if getattr(module, "make", None) is not None:
         odd = name in ("heldout", "validation")
         wanted = range(seeds.first, seeds.first + seeds.count)

@@ -51,5 +51,7 @@ async def train_sft(config: TrainConfig, run: Run, splits: Splits, *, stop: asyn
 
 
 def _enough(config: TrainConfig, progress: Progress) -> bool:
-    reached = config.sft.until is not None and progress.best_score >= config.sft.until
-    return reached or progress.step >= config.sft.steps
+    about = config.sft
+    reached = about.until is not None and progress.best_score >= about.until
+    partly = about.until_partial is not None and progress.extra.get("partial", 0.0) >= about.until_partial
+    return reached or partly or progress.step >= config.sft.steps

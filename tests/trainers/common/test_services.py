@@ -28,7 +28,7 @@ class Player:
             return SimpleNamespace(outcome=Outcome.INFRA, result=None)
         strict = float(task.id in self._solves)
         outcome = Outcome.SOLVED if strict else Outcome.FAILED
-        return SimpleNamespace(outcome=outcome, result=SimpleNamespace(strict=strict))
+        return SimpleNamespace(outcome=outcome, result=SimpleNamespace(strict=strict, checks={"a": 1.0, "b": strict}))
 
 
 def task(name: str, generator: str | None = None) -> Task:
@@ -47,7 +47,7 @@ async def found(player: Any, samples: int = 2) -> list[EpisodeScore]:
 async def test_scores_are_by_task_and_by_generator() -> None:
     results = await found(Player("a", "c"))
     assert results == [
-        EpisodeScore(name, kind, s)
+        EpisodeScore(name, kind, s, 0.5 + s / 2)
         for name, kind, s in (("a", "sum", 1), ("b", "sum", 0), ("c", "all", 1))
         for _ in range(2)
     ]
@@ -55,6 +55,7 @@ async def test_scores_are_by_task_and_by_generator() -> None:
     assert about.estimate.value == pytest.approx(2 / 3)
     assert about.by_generator == {"all": 1.0, "sum": 0.5}
     assert about.infra == 0
+    assert about.partial == pytest.approx(5 / 6)
 
 
 @pytest.mark.asyncio
@@ -78,4 +79,4 @@ async def test_evaluation_episode_is_retried_twice() -> None:
 
 def test_no_graded_episode_raises() -> None:
     with pytest.raises(TrainingError, match="no episode could be graded"):
-        summarize([EpisodeScore("a", "all", None)])
+        summarize([EpisodeScore("a", "all", None, 0.0)])

@@ -51,3 +51,17 @@ def test_empty_split_is_named() -> None:
         load_splits(twice, AgentPart())
     with pytest.raises(TrainingError, match="has no generators"):
         load_splits(Tasks(set="terminal-basic:train", generators=EASY), AgentPart())
+
+
+def test_a_pack_of_a_module_has_generators() -> None:
+    few = {part: Seeds(first=0 if part != "train" else 100, count=2) for part in PARTS}
+    few["heldout"] = Seeds(first=100, count=2)
+    found = [
+        [
+            task.content_hash
+            for task in load_splits(Tasks(set=name, generators=("write-word",), **few), AgentPart()).train
+        ]
+        for name in ("terminal-basic", "clawgym.tasks.packs.terminal_basic:terminal_basic")
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
