@@ -192,8 +192,9 @@ class Reward(_Part):
     model: str | None = None
     base_url: str | None = None
     """``model`` and ``base_url``: the model and endpoint of the judge ``model``."""
-    shuffle: bool = False
-    """A control experiment: shuffle the outcomes of a step among its episodes, and process rewards among turns."""
+    shuffle: bool | Literal["process"] = False
+    """A control experiment: shuffle the outcomes of a step among its episodes, and process rewards among turns.
+    ``process``: the latter only."""
     malformed: float = Field(default=0.0, ge=0)
     """Penalty of an episode in which no tool call can be parsed; in proportion to the share of malformed turns. The
     outcome is in [-1, 1]."""

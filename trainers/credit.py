@@ -206,7 +206,7 @@ def batch_metrics(scored: Sequence[ScoredEpisode], config: TrainConfig, *, seed:
 def scores_of(scored: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int) -> list[float]:
     """The outcome reward of each episode, in [0, 1]; ``seed`` as for :func:`turn_advantages`."""
     scores = [one.score for one in scored]
-    if config.reward.shuffle:
+    if config.reward.shuffle is True:
         random.Random(seed).shuffle(scores)
     return scores
 
@@ -224,7 +224,7 @@ def _turns(scored: Sequence[ScoredEpisode]) -> list[tuple[int, int]]:
 def _outcomes(scored: Sequence[ScoredEpisode], config: TrainConfig, *, seed: int) -> torch.Tensor:
     """(E,) the outcome reward of each episode in [-1, 1], less its penalties."""
     losses = [sum(one.penalties.values()) for one in scored]
-    if config.reward.shuffle:
+    if config.reward.shuffle is True:
         random.Random(seed).shuffle(losses)  # in the order of the scores
     return 2 * torch.tensor(scores_of(scored, config, seed=seed)) - 1 + torch.tensor(losses)
 

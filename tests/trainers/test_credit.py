@@ -94,6 +94,16 @@ def test_shuffle_permutes_process_rewards() -> None:
     assert all(given[n, 1] == 0 for given in binary for n in range(6))
 
 
+def test_shuffle_of_process_rewards_keeps_the_outcomes() -> None:
+    judged = [attempt(0, n % 2, {0: n / 6, 2: -n / 6}) for n in range(6)]
+    about = [config(judge="rule", shuffle=how) for how in (False, "process", True)]
+    plain, process, both = (turn_advantages(judged, one, seed=3)[0] for one in about)
+    assert plain != process
+    alone = [turn_advantages(judged, config(shuffle=how), seed=3)[0] for how in (False, "process", True)]
+    assert alone[0] == alone[1] != alone[2]
+    assert process != both
+
+
 @pytest.mark.parametrize("advantage", ["dr-grpo", "rloo"])
 def test_shuffle_keeps_penalties_with_their_scores(advantage: str) -> None:
     one_group = [attempt(0, n / 8, {}, penalties={"length": -0.1 * n}) for n in range(6)]

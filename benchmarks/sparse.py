@@ -1,0 +1,138 @@
+"""Where do process rewards pay? Long chains of dependent steps, from a base that solves almost none of them.
+
+    python benchmarks/sparse.py --out runs/sparse
+
+For each seed a model from scratch imitates demonstrations of ``chain-8`` (``chains.py``) until a fixed share of the
+files is right (``base``): single steps mostly succeed, whole chains almost never. From it, with the same number of
+updates on as many episodes, and without imitation,
+
+- ``outcome``: 1 for a solved task, else 0; ``dynamic``: the same, and groups without a difference are replaced;
+- ``final-phi``: partial credit at the end, the share of right files; no credit for single turns;
+- ``milestones``: outcome, and for each turn the change of that share; ``return-to-go``: the change by this and all
+  later turns; ``sum``: outcome and milestones added before they are normalised;
+- ``exact``, ``auc-0.75``, ``random``: outcome, and a judge that knows the reference solution, or errs in a quarter or a
+  half of its pairs;
+- ``shuffled``: milestones, dealt out anew among the turns of a step: the control of turn credit;
+- ``self-only``: advantages are 0; solved episodes and demonstrations are imitated.
+
+Every run is a folder below ``--out``, and the same command resumes it. The table shows success on held-out tasks,
+sampled at temperature 1, with the checkpoint that the validation split chose, and the difference to ``outcome`` of the
+same seed: its mean over seeds with Student's interval of 95 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import chains
+from learning import half_width, heldout, rows, seconds, train
+
+from clawgym.agents.demonstrate import reference_calls
+from clawgym.agents.text_protocol import Command, parse_reply
+from clawgym.records.judge import Judge, Judgeable, Vote
+from clawgym.rewards.rules import DegradedJudge, RuleJudge
+
+TRAIN = range(2000, 4000)
+RECIPE = Path(__file__).with_name("sparse.yaml")
+ARMS: dict[str, tuple[str, ...]] = {
+    "outcome": (),
+    "dynamic": ("rollout.replaced=16",),
+    "final-phi": ("reward.score=official",),
+    "milestones": ("reward.milestones=turn",),
+    "return-to-go": ("reward.milestones=return-to-go",),
+    "sum": ("reward.milestones=turn", "reward.combine=sum"),
+    "exact": ("reward.judge=sparse:exact",),
+    "auc-0.75": ("reward.judge=sparse:auc_75",),
+    "random": ("reward.judge=sparse:auc_50",),
+    "shuffled": ("reward.milestones=turn", "reward.shuffle=process"),
+    "self-only": ("algorithm.advantage=zero", "algorithm.imitation=1"),
+}
+
+
+@cache
+def solutions(steps: int) -> dict[str, list[str]]:
+    """Instruction -> the commands of its reference solution."""
+    made = (chains.pack().make(f"chain-{steps}", 2 * n) for n in TRAIN)
+    return {task.instruction: [str(call.arguments["command"]) for call in reference_calls(task)] for task in made}
+
+
+def as_the_reference(asked: Judgeable) -> Vote:
+    """+1 for the command that the reference solution has at this step, else -1."""
+    steps = asked.task.count("Make ")
+    at = sum(message.get("role") == "assistant" for message in asked.history)
+    said = parse_reply(str(asked.action.get("content") or ""))
+    wanted = solutions(steps).get(asked.task, [])[at : at + 1]
+    return 1 if isinstance(said, Command) and wanted == [said.text.strip()] else -1
+
+
+def exact() -> Judge:
+    return RuleJudge(as_the_reference, rule="the reference's command")
+
+
+def auc_75() -> Judge:
+    return DegradedJudge(exact(), 0.75)
+
+
+def auc_50() -> Judge:
+    return DegradedJudge(exact(), 0.5)
+
+
+def run_seed(out: Path, seed: int, arms: list[str], settings: tuple[str, ...]) -> None:
+    """Every arm of a seed."""
+    own = (f"seed={seed}", *settings)
+    base = out / f"base-{seed}"
+    train("sft", base, *own, config=str(RECIPE))
+    for arm in arms:
+        train("rl", out / f"{arm}-{seed}", *own, f"model.path={base}", *ARMS[arm], config=str(RECIPE))
+
+
+def turns(run: Path) -> float:
+    """Turns in the environment that were learnt from."""
+    return sum(
+        row["rollout/avg_steps_per_trajectory"] * row["rollout/submitted_trajectories"] for row in rows(run, "metrics")
+    )
+
+
+def table(out: Path, seeds: list[int]) -> None:
+    """What is there, as Markdown."""
+    print("| arm | seed | before | after | files right, before | after | to outcome | turns | minutes |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for arm in ARMS:
+        gains: list[float] = []
+        for seed in seeds:
+            run, base, alone = out / f"{arm}-{seed}", out / f"base-{seed}", out / f"outcome-{seed}"
+            if not (run / "report.html").exists():
+                continue
+            before, after = heldout(base), heldout(run)
+            gain = after["score"] - heldout(alone)["score"] if (alone / "report.html").exists() else float("nan")
+            gains.append(gain)
+            print(
+                f"| {arm} | {seed} | {before['score']:.3f} | {after['score']:.3f} "
+                f"[{after['low']:.2f}, {after['high']:.2f}] | {before['partial']:.2f} | {after['partial']:.2f} "
+                f"| {gain:+.3f} | {turns(run):,.0f} | {seconds(run) / 60:.0f} |"
+            )
+        if len(gains) > 1:
+            print(f"| **{arm}** | all | | | | | **{fmean(gains):+.3f}** +- {half_width(gains):.3f} | | |")
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--out", type=Path, default=Path("runs/sparse"))
+    ask.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    ask.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
+    ask.add_argument("--set", action="append", default=[], dest="settings", help="a setting of all runs")
+    ask.add_argument("--table", action="store_true", help="show what is there, run nothing")
+    said = ask.parse_args()
+    here = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(here)  # where a run finds the tasks and the judges
+    for seed in [] if said.table else said.seeds:
+        run_seed(said.out, seed, said.arms, tuple(said.settings))
+    table(said.out, said.seeds)
+
+
+if __name__ == "__main__":
+    main()
