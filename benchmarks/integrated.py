@@ -32,7 +32,7 @@ from clawgym.agents.text_protocol import Command, parse_reply
 from clawgym.records.judge import Judge, Judgeable, Vote
 from clawgym.rewards.rules import DegradedJudge, RuleJudge
 from clawgym.tasks.packs import terminal_basic
-from clawgym.trainers.common.report import curve
+from clawgym.trainers.common.report import curve_file
 
 TRAIN = range(2000, 2800)
 SETTINGS = (
@@ -158,12 +158,7 @@ def table(out: Path, seeds: list[int]) -> None:
         ]
         seeds_apart = [(x, min(gains[arm]), max(gains[arm])) for x, arm in known]
         low, high = min(0.0, *(y for _, y, _ in seeds_apart)), max(0.0, *(y for _, _, y in seeds_apart))
-        style = (
-            "<style>polyline{fill:none;stroke:#26c}polyline.c1{stroke:#333}polygon{fill:#26c;opacity:.15}"
-            "line{stroke:#ddd}text{font:11px sans-serif}</style>"
-        )
-        head, _, rest = str(curve(lines, bands=[seeds_apart], low=low, high=high)).partition(">")
-        (out / "gain.svg").write_text(f'{head} xmlns="http://www.w3.org/2000/svg">{style}{rest}', "utf-8")
+        (out / "gain.svg").write_bytes(curve_file(lines, bands=[seeds_apart], low=low, high=high))
         print(f"\n{out / 'gain.svg'}")
 
 

@@ -2,8 +2,11 @@
 
     python benchmarks/personal.py --out runs/personal
     python benchmarks/personal.py --method combined --method random --seeds 5
+    python benchmarks/personal.py --method opd --lr 3e-5 --lr 1e-4 --lr 3e-4 --out runs/personal-rates
 
-The same command resumes an interrupted run; finished cells (method, seed) are kept.
+The same command resumes an interrupted run; finished cells (method, seed) are kept. ``curves.svg`` has the scores of
+first replies over the sessions. With ``--lr``, each rate is a run in ``OUT/lr-RATE``, all from the same first policy in
+``OUT/sft``, and ``OUT/METHOD.svg`` has a line for each rate.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +24,10 @@ from rich.table import Table
 from clawgym.cli._running import stop_on_signals
 from clawgym.console import Console, Progress, progress
 from clawgym.errors import ClawGymError
+from clawgym.trainers.common.report import curve_file
 from clawgym.trainers.config import TrainConfig, load_config
-from clawgym.trainers.local.personal import METHODS, Method, bench
-from clawgym.trainers.local.personal_report import by_method, format_interval
+from clawgym.trainers.local.personal import METHODS, Method, bench, first_policy
+from clawgym.trainers.local.personal_report import by_method, format_interval, learning_curves
 
 _COLUMNS = ("method", "seeds", "before", "learning", "after", "change", "against random", "all right", "content",
             "stable after")  # fmt: skip
@@ -33,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="folder of a model, or run of `clawgym train`; default: imitation")
     parser.add_argument("--method", action="append", choices=METHODS, help="may be given several times; default: all")
+    parser.add_argument(
+        "--lr", action="append", type=float, metavar="RATE", help="may be given several times; default: optimizer.lr"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="of people, requests and sampling, from 0 on")
     parser.add_argument("--config", "-c", default="personal-cpu", help="a YAML file, or the name of a recipe")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given several times")
@@ -41,26 +49,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.seeds < 1:
         parser.error("--seeds must be at least 1")
     overrides = [*options.set, *([] if options.model is None else [f'model.path="{options.model}"'])]
-    chosen = load_config(options.config, overrides)
     wanted = [name for name in METHODS if name in (options.method or METHODS)]
-    return asyncio.run(_run(chosen, options.out, wanted, options.seeds))
+    work = partial(_run, options.config, overrides, options.out, wanted, options.seeds, options.lr or [])
+    return asyncio.run(work())
 
 
-async def _run(config: TrainConfig, out: Path, methods: list[Method], seeds: int) -> int:
+async def _run(
+    source: str, overrides: list[str], out: Path, methods: list[Method], seeds: int, rates: list[float]
+) -> int:
     console = Console(stderr=True)
     stop = asyncio.Event()
+    config = load_config(source, overrides)
     with progress(console) as bars:
         stop_on_signals(stop, console.say)
         on_progress = _progress_bar(bars, console)
-        results = await bench(
-            config, out, methods=methods, seeds=seeds, on_progress=on_progress, say=console.say, stop=stop
-        )
-    _show(results)
-    console.say(f"report: {out / 'report.md'}")
+        go = partial(bench, methods=methods, seeds=seeds, on_progress=on_progress, say=console.say, stop=stop)
+        if not rates:
+            found = {out: await go(config, out)}
+            _draw(out / "curves.svg", _cells(found[out]), config)
+        else:
+            model = await first_policy(config, out, on_progress=on_progress, stop=stop)
+            found = {}
+            for rate in rates:
+                if model is not None and not stop.is_set():
+                    given = [*overrides, f'model.path="{model}"', f"optimizer.lr={rate:g}"]
+                    folder = out / f"lr-{rate:g}"
+                    found[folder] = await go(load_config(source, given), folder)
+            for method in methods:
+                cells = {folder.name: _cells(results).get(method, []) for folder, results in found.items()}
+                _draw(out / f"{method}.svg", cells, config)
+    for folder, results in found.items():
+        _show(results)
+        console.say(f"report: {folder / 'report.md'}")
     if stop.is_set():
         console.say("Stopped. Run the same command again to resume.")
         return 130
     return 0
+
+
+def _cells(results: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """Method -> its cells."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for cell in results["cells"]:
+        found.setdefault(cell["method"], []).append(cell)
+    return found
+
+
+def _draw(path: Path, cells: Mapping[str, Sequence[Mapping[str, Any]]], config: TrainConfig) -> None:
+    """The curves of first replies; without ``random``, which is a control."""
+    shown = {label: rows for label, rows in cells.items() if rows and label != "random"}
+    if shown:
+        lines, bands = learning_curves(shown, config.rollout.groups)
+        path.write_bytes(curve_file(lines, bands=bands, low=0.0, high=1.0))
 
 
 def _progress_bar(bars: Progress, console: Console) -> Callable[[str, int, int], None]:

@@ -18,7 +18,7 @@ from clawgym.records.run_folder import RunFolder
 from clawgym.trainers.common.data_use import data_uses
 from clawgym.visible import visible_value
 
-__all__ = ["curve", "lanes", "render"]
+__all__ = ["curve", "curve_file", "lanes", "render"]
 
 _HERE = Path(__file__).parent
 _CURVES: Sequence[tuple[str, Sequence[str]]] = (
@@ -157,6 +157,21 @@ def curve(
         )
     parts.append(Markup("</svg>"))
     return Markup("").join(parts)
+
+
+def curve_file(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], **options: Any) -> bytes:
+    """The chart of :func:`curve` as an SVG file, with colours and the names of the lines."""
+    head, _, rest = str(curve(lines, **options)).partition(">")
+    style = "line{stroke:#ddd}polyline{fill:none}polygon{opacity:.15}text{font:11px sans-serif}" + "".join(
+        f"polyline.c{n}{{stroke:{colour}}}polygon.c{n},text.c{n}{{fill:{colour}}}"
+        for n, colour in enumerate(("#26c", "#c52", "#283"))
+    )
+    names = Markup("").join(
+        Markup('<text class="c{n}" x="60" y="{y}">{t}</text>').format(n=number % 3, y=20 + 14 * number, t=name)
+        for number, (name, _) in enumerate(lines)
+    )
+    rest = rest.removesuffix("</svg>")
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}{names}</svg>'.encode()
 
 
 def lanes(rows: Sequence[Mapping[str, Any]], *, width: int = 1060) -> Markup:

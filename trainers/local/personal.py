@@ -55,7 +55,7 @@ from clawgym.trainers.local.personal_report import hint_summary, report
 from clawgym.trainers.local.training_state import TrainingState
 from clawgym.visible import visible_lines
 
-__all__ = ["METHODS", "Method", "bench", "config_of"]
+__all__ = ["METHODS", "Method", "bench", "config_of", "first_policy"]
 
 Method = Literal["binary", "opd", "combined", "random"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -102,15 +102,13 @@ async def bench(
     :class:`~clawgym.errors.RunFolderError` for a folder with other settings, and
     :class:`~clawgym.errors.TrainingError` if the model cannot be loaded.
     """
-    if config.compute.threads is not None:
-        torch.set_num_threads(config.compute.threads)
     given_model(config)  # raises for a missing model before the folder is made
     settings = config.model_dump(mode="json")
     fixed = {name: value for name, value in settings.items() if name not in _CHANGEABLE} | {
         "steps": config.budget.steps
     }
     with RunFolder.open(out, make_manifest("bench", config={"bench": "personal", **fixed})) as folder:
-        model = await _imitation(config, out, on_progress, stop)
+        model = await first_policy(config, out, on_progress=on_progress, stop=stop)
         if model is not None and "hints" not in folder.latest:
             folder.append({"key": "hints", **await _hints(config, model)})
             _write(folder)
@@ -140,8 +138,13 @@ def _write(folder: RunFolder) -> dict[str, Any]:
 # --- the initial policy -----------------------------------------------------------------------------------------------
 
 
-async def _imitation(config: TrainConfig, out: Path, on_progress: ProgressCallback, stop: asyncio.Event) -> Path | None:
-    """The folder of the model that every cell starts from; ``None`` if the run was stopped before it was ready."""
+async def first_policy(
+    config: TrainConfig, out: Path, *, on_progress: ProgressCallback, stop: asyncio.Event
+) -> Path | None:
+    """The folder of the model that every cell starts from: ``model.path``, or one that is imitated into ``out/sft``;
+    ``None`` if the run was stopped before it was ready."""
+    if config.compute.threads is not None:
+        torch.set_num_threads(config.compute.threads)
     if config.model.path is not None:
         return base_folder(config, out, (), ())
     run = out / "sft"

@@ -12,7 +12,7 @@ from typing import Any
 
 from clawgym.statistics import CONFIDENCE, student_t
 
-__all__ = ["Interval", "by_method", "hint_summary", "over_seeds", "report", "format_interval"]
+__all__ = ["Interval", "by_method", "hint_summary", "learning_curves", "over_seeds", "report", "format_interval"]
 
 Interval = tuple[float, float, float]
 """Mean, low, high."""
@@ -67,6 +67,23 @@ def by_method(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "ended": sum(row["ended"] is not None for row in rows),
         }
     return found
+
+
+def learning_curves(cells: Mapping[str, Sequence[Mapping[str, Any]]], window: int) -> tuple[list[Any], list[Any]]:
+    """Lines and bands of a chart (:func:`~clawgym.trainers.common.report.curve`): first replies while training.
+
+    Each label has a line of means over its cells, which have one seed each, and a band from the lowest to the highest
+    seed; a point for each ``window`` sessions. A seed that ended early leaves the mean there."""
+    lines, bands = [], []
+    for label, rows in cells.items():
+        first = [row["first_replies"] for row in rows]
+        points: list[tuple[float, float, float, float]] = []
+        for end in range(window, max(map(len, first), default=0) + 1, window):
+            means = [fmean(values[end - window : end]) for values in first if len(values) >= end]
+            points.append((end, fmean(means), min(means), max(means)))
+        lines.append((label, [(x, y) for x, y, _, _ in points]))
+        bands.append([(x, low, high) for x, _, low, high in points])
+    return lines, bands
 
 
 def report(results: Mapping[str, Any]) -> str:

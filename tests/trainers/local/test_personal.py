@@ -13,7 +13,7 @@ from clawgym.errors import TrainingError
 from clawgym.pool import Pool
 from clawgym.trainers.config import load_config
 from clawgym.trainers.local.personal import METHODS, bench, config_of
-from clawgym.trainers.local.personal_report import by_method, hint_summary, over_seeds, report
+from clawgym.trainers.local.personal_report import by_method, hint_summary, learning_curves, over_seeds, report
 
 from ...conftest import benchmark
 
@@ -57,7 +57,30 @@ def test_command_runs_and_resumes(tmp_path: Path) -> None:
     assert again[0] == first
     assert again[1]["method"] == "random"
     assert not again[1]["figures"].get("opd/turns_taught")
+    assert "combined" in (out / "curves.svg").read_text()
     assert "OPD cannot be tested" in (out / "report.md").read_text()
+
+
+def test_rates_start_from_one_policy(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for rates in (["1e-3"], ["1e-3", "1e-4"]):  # a further rate keeps the cells of the first
+        command(out, "--method", "opd", *(word for rate in rates for word in ("--lr", rate)))
+    first = (out / "lr-0.001/results.jsonl").read_text().splitlines()
+    assert len(first) == 2  # the check of hints, and one cell
+    sources = [json.loads((out / name / "receipt.json").read_text())["config"] for name in ("lr-0.001", "lr-0.0001")]
+    assert [one["optimizer"]["lr"] for one in sources] == [1e-3, 1e-4]
+    assert sources[0]["model"] == sources[1]["model"]
+    assert not list(out.glob("lr-*/sft"))
+    svg = (out / "opd.svg").read_text()
+    assert "lr-0.001" in svg
+    assert svg.count("<polyline") == svg.count("<polygon") == 2
+
+
+def test_curves_are_means_over_seeds() -> None:
+    short, long = ({"first_replies": values} for values in ([0.0, 1.0], [1.0, 1.0, 0.5, 0.5]))
+    lines, bands = learning_curves({"opd": [short, long]}, 2)
+    assert lines == [("opd", [(2, 0.75), (4, 0.5)])]
+    assert bands == [[(2, 0.5, 1.0), (4, 0.5, 0.5)]]
 
 
 @pytest.mark.asyncio
