@@ -20,7 +20,8 @@ Each part runs in processes of its own, on random weights in float32, on one thr
 - memory: what one ``Learner.train_step`` adds to the resident memory at its peak, in a fresh process each, beside what
   rows padded to the longest would hold.
 - batch: CPU time of ``make_batch``, without a model.
-- score: CPU time of the teachers of hindsight hints, one forward pass for each hint and turn, and in batches.
+- score: CPU time of the teachers of hindsight hints, one forward pass for each hint and turn, and in batches; in
+  brackets how many times faster.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ GROUPS, SIZE = 8, 8
 UPDATE = (34, 18, 26, 24, 10)
 AHEAD = (11, 9, 8, 14, 15, 15, 16, 10)
 MEMORY = (36, 9, 10, 14, 20, 22, 18)
-SCORE = (44, 10, 16, 16, 8)
+SCORE = (40, 16, 16, 16)
 
 
 # --- ids to learn from --------------------------------------------------------------------------------------------
@@ -449,22 +450,23 @@ def measure_memory(options: argparse.Namespace, folder: Path) -> None:
 # --- batches and teachers -------------------------------------------------------------------------------------------
 
 
-def fastest(rounds: int, work: Callable[[], object]) -> float:
-    """CPU milliseconds of the fastest of ``rounds`` calls."""
-    took = []
+def fastest(rounds: int, *works: Callable[[], object]) -> list[float]:
+    """CPU milliseconds of the fastest of ``rounds`` calls of each work; in turns, so that all meet the same machine."""
+    took: list[list[float]] = [[] for _ in works]
     for _ in range(rounds):
-        started = time.process_time()
-        work()
-        took.append(1000 * (time.process_time() - started))
-    return min(took)
+        for place, work in enumerate(works):
+            started = time.process_time()
+            work()
+            took[place].append(1000 * (time.process_time() - started))
+    return [min(some) for some in took]
 
 
 def measure_batch(options: argparse.Namespace, folder: Path) -> None:
     config = TrainConfig()
     for count, length in ((64, 256), (256, 2048)):
         batch = batch_of(unrelated([length] * count, 700))
-        took = fastest(options.rounds, partial(make_batch, batch, config, seed=0))
-        print(f"{count} rows of {length:,}: {took:.0f} ms", flush=True)
+        (took,) = fastest(options.rounds, partial(make_batch, batch, config, seed=0))
+        print(f"{count} rows of {length:,}: {took:.1f} ms", flush=True)
 
 
 def scores(model: torch.nn.Module, asked: Sequence[ScoreRequest], tokens: int) -> None:
@@ -480,13 +482,14 @@ def measure_score(options: argparse.Namespace, folder: Path) -> None:
 
     chats = [ScoreRequest(some(40, 160), some(8, 96), 20) for _ in range(40)]
     agents = []
-    for _ in range(32):  # turns of a tool loop with two hints each, and the student
+    for _ in range(16):  # turns of a tool loop with two hints each, and the student
         prompt, sample = some(200, 800), some(8, 48)
         agents += [ScoreRequest((*prompt, *some(*hint)), sample, 20) for hint in ((10, 30), (10, 30), (0, 0))]
-    line("", "requests", "one by one, ms", "in batches, ms", "ratio", widths=SCORE)
-    for name, asked in (("40 turns of conversations, one hint", chats), ("32 turns of a tool loop, two hints", agents)):
-        alone, together = (fastest(options.rounds, partial(scores, model, asked, tokens)) for tokens in (1, 4096))
-        line(name, str(len(asked)), f"{alone:.0f}", f"{together:.0f}", f"{alone / together:.2f}", widths=SCORE)
+    sizes = (1, 1024, 4096)  # 1: each request alone
+    line("milliseconds", "alone", "1,024 tokens", "4,096 tokens", widths=SCORE)
+    for name, asked in (("40 turns of conversations, one hint", chats), ("16 turns of a tool loop, two hints", agents)):
+        found = fastest(options.rounds, *(partial(scores, model, asked, tokens) for tokens in sizes))
+        line(name, *(f"{took:.0f} ({found[0] / took:.2f})" for took in found), widths=SCORE)
 
 
 # --- the program ----------------------------------------------------------------------------------------------------
