@@ -21,6 +21,7 @@ from typing import Any
 
 from clawgym.agents._calls import run_calls
 from clawgym.agents.demonstrate import reference_calls
+from clawgym.agents.oracle import OracleAgent
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import ClawGymError
 from clawgym.records import Outcome, Task, TaskSet
@@ -36,11 +37,13 @@ PACKS = ("terminal-basic", "swe-basic", "toolcall-basic", "gui-basic")
 
 
 class Solver:
-    """Makes the calls of the reference solution, one a turn."""
+    """Makes the calls of the reference solution, one a turn. A solution of several files is one turn."""
 
     name, version = "solver", "1"
 
     async def run(self, context: AgentContext) -> AgentReport:
+        if len(context.task.solution) > 1:
+            return await OracleAgent().run(context)
         return await run_calls(context, reference_calls(context.task))
 
     def identity(self) -> dict[str, Any]:
@@ -83,11 +86,16 @@ async def measure(task: Task, sandboxes: Backend) -> dict[str, float]:
     }
 
 
-async def table(tasks: TaskSet, sandboxes: Backend) -> None:
+async def table(tasks: TaskSet, sandboxes: Backend, limit: int | None) -> None:
     """One row for each family."""
     families: dict[str, list[dict[str, float]]] = {}
     skipped: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     for task in tasks.tasks:
+        family = str(task.metadata.get("category"))
+        seen[family] += 1
+        if limit is not None and seen[family] > limit:
+            continue
         if task.unsupported is not None or not can_measure(task):
             skipped[task.unsupported or "its verifier needs the agent's running programs, or asks a model"] += 1
             continue
@@ -96,7 +104,7 @@ async def table(tasks: TaskSet, sandboxes: Backend) -> None:
         except (ClawGymError, NotMeasured) as error:
             skipped[str(error).partition("\n")[0]] += 1
             continue
-        families.setdefault(str(task.metadata.get("category")), []).append(row)
+        families.setdefault(family, []).append(row)
     for family, rows in sorted(families.items()):
         turns = sum(row["turns"] for row in rows)
         print(
@@ -116,7 +124,7 @@ async def table(tasks: TaskSet, sandboxes: Backend) -> None:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packs", nargs="*", choices=[*PACKS, []], help="all, unless named")
-    parser.add_argument("--limit", type=int, help="tasks of each pack")
+    parser.add_argument("--limit", type=int, help="tasks of each family")
     given = parser.parse_args()
     sandboxes = backend("auto")
     print(
@@ -126,7 +134,7 @@ async def main() -> None:
     print("|---|---|" + 7 * "---:|")
     try:
         for name in given.packs or PACKS:
-            await table(load(f"{name}:train", limit=given.limit), sandboxes)
+            await table(load(f"{name}:train"), sandboxes, given.limit)
     finally:
         await sandboxes.aclose()
 
