@@ -168,7 +168,7 @@ def test_chunked_logits_give_same_result(tmp_path: Path, monkeypatch: pytest.Mon
     (micro,) = micro_batches(pack([MaskedSequence(tuple(range(20, 60)), (0,) + (1,) * 39)], row_tokens=64), tokens=64)
 
     def gradient(most: int) -> tuple[torch.Tensor, torch.Tensor]:
-        monkeypatch.setattr(policy, "_MAX_LOGITS", most)
+        monkeypatch.setattr(policy, "MAX_LOGITS", most)
         model.zero_grad()
         logp, entropy = token_logprobs(model, micro, temperature=0.7)
         logp.sum().backward()

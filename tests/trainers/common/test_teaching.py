@@ -86,8 +86,13 @@ class TopK:
 
     def gradient(self) -> torch.Tensor:
         """Of the learner's update."""
+        found: list[torch.Tensor] = []
+        keep = self.learner.optimizer.register_step_pre_hook(
+            lambda *_: found.extend(p.grad.flatten() for p in self.learner.parameters if p.grad is not None)
+        )
         self.metrics = self.learner.train_step(self.batch, seed=0)
-        return torch.cat([p.grad.flatten() for p in self.learner.parameters if p.grad is not None])
+        keep.remove()
+        return torch.cat(found)
 
     def expected(self) -> torch.Tensor:
         """The same from the definitions, one training sequence and one token at a time."""
@@ -125,7 +130,7 @@ class TopK:
 def test_gradient_of_topk_loss(k: int, micro_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole gradient of an update is that of the definition, however the batch is cut."""
     if micro_tokens < 100:
-        monkeypatch.setattr(policy, "_MAX_LOGITS", 2000)  # a few tokens at a time, computed again for the gradient
+        monkeypatch.setattr(policy, "MAX_LOGITS", 2000)  # a few tokens at a time, computed again for the gradient
     folder = make_tiny_model(tmp_path / "model", spread=0.05)
     some = TopK(folder, k, compute={"micro_tokens": micro_tokens, "row_tokens": 24 if micro_tokens < 100 else 512})
     expected = some.expected()
