@@ -33,9 +33,9 @@ from clawgym.trainers.config import load_config
 LOOKS = ("ls -la", "find . -type f | head -20", "cat $(find . -type f | head -1) | head -5", "wc -l $(find . -type f)")
 SETTINGS = ("reward.milestones=turn", "agent.max_steps=12", "tasks.demonstrations.count=1", "tasks.train.count=1")
 KINDS = {
-    "states": [],
     "half": ["prm.layer=15"],
     "mlp": ["prm.layer=15", "prm.hidden=16"],
+    "whole": [],
 }
 
 

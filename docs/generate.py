@@ -89,6 +89,8 @@ ROOMS = {
         clawgym.rewards.rubric
         clawgym.rewards.calibration
         clawgym.rewards.hints
+        clawgym.rewards.prm
+        clawgym.rewards.quality
     """,
     "evaluation": """
         clawgym.evaluation.runner

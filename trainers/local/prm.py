@@ -265,6 +265,8 @@ class _Heads:
         for part, rows in results.items():
             for line in _lines(part, rows):
                 self._run.say(line)
+            if (gain := rows["words"].gain) is not None and gain.high < 0:
+                self._run.say(f"warning: {part}: a bag of words is better: set prm.kind to words, or collect more")
         self._run.log(
             step, {f"prm/{part}_auc": rows["prm"].auc.value for part, rows in results.items() if rows["prm"].auc}
         )
