@@ -74,7 +74,7 @@ class Milestones:
         try:
             known = None if final.snapshot is not None else self._known.get(_key(final.workspace))
             first = await (progress(self._task, final, self._backend) if known is None else known)
-            return first != await progress(self._task, final, self._backend)
+            return first is not None and first != await progress(self._task, final, self._backend)
         except (InfraError, SandboxError):
             return False
 

@@ -10,9 +10,9 @@ import pytest
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines.protocol import Completion
 from clawgym.engines.replay import ReplayEngine
-from clawgym.errors import AgentError, TreeTooLarge
+from clawgym.errors import AgentError, InfraError, TreeTooLarge
 from clawgym.records import GradingMode, Outcome, ToolCall
-from clawgym.rollout import Attempt, Ended, EpisodeRequest, run_episode
+from clawgym.rollout import Attempt, Ended, EpisodeRequest, milestones, run_episode
 from clawgym.sandbox import Backend
 from clawgym.sandbox.namespace.backend import NamespaceSandbox
 from clawgym.sandbox.protocol import Sandbox, Snapshot
@@ -70,6 +70,25 @@ async def test_verifier_with_two_results_on_one_workspace_gives_no_progress(
     assert not (await played(COMMANDS[:1], backend, mode)).unstable
 
 
+async def test_failed_measurement_does_not_make_a_verifier_unstable(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    async def fails_once(*_: Any, **__: Any) -> float:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise InfraError("no memory")
+        return 0.5
+
+    monkeypatch.setattr(milestones, "progress", fails_once)
+    monkeypatch.setattr(milestones, "is_pure", lambda _: False)
+    ended = await played(COMMANDS[:1], backend)
+    assert not ended.unstable
+    assert set(ended.progress[:-1]) == {None}
+
+
 async def test_agent_that_runs_its_own_tools_has_no_milestones(backend: Backend) -> None:
     request = EpisodeRequest(task=task(), seed=0, milestones=True)
     resident: Any = object()
@@ -89,9 +108,9 @@ async def test_agent_sees_nothing_of_the_measurements(backend: Backend) -> None:
     look = "ps -e -o args= | sort; find / -xdev -newer /etc/hostname -name '*check*' 2>/dev/null; jobs"
     start = "sleep 100 & mkdir output; exec 9> output/sum.txt"
     shown = []
-    for milestones in (False, True):
+    for asked in (False, True):
         answers = [Completion("", (ToolCall(f"c{n}", "bash", {"command": c}),)) for n, c in enumerate((start, look))]
-        request = EpisodeRequest(task=task(), seed=0, milestones=milestones)
+        request = EpisodeRequest(task=task(), seed=0, milestones=asked)
         agent = ToolLoopAgent(ReplayEngine([*answers, Completion("done")]))
         ended = await run_episode(request, agent, backend)
         shown.append([o.content for step in ended.episode.steps for o in step.observations])
