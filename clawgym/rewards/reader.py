@@ -45,7 +45,7 @@ class Reader:
         from clawgym.engines.folders import load_config
         from clawgym.gateway.render import Renderer
 
-        self._folder, self._device = model, device
+        self.folder, self._device = model, device
         config = load_config(_base_of(model)).get_text_config()
         if layer is not None and not 1 <= layer <= config.num_hidden_layers:
             raise EngineError(f"prm.layer={layer}: {model} has {config.num_hidden_layers} layers: choose one of them")
@@ -61,9 +61,9 @@ class Reader:
         from clawgym.engines.load import load_model
         from clawgym.engines.lora import add_adapter, read_adapter
 
-        made = load_model(_base_of(self._folder), self._device, None)
-        if (self._folder / _ADAPTER).exists():
-            add_adapter(made, read_adapter(self._folder, None, made))
+        made = load_model(_base_of(self.folder), self._device, None)
+        if (self.folder / _ADAPTER).exists():
+            add_adapter(made, read_adapter(self.folder, None, made))
         if self._layer is not None:
             made.base_model.layers = made.base_model.layers[: self._layer]
         return made.eval().requires_grad_(False)

@@ -90,10 +90,14 @@ async def train_prm(config: TrainConfig, run: Run, splits: Splits, *, stop: asyn
     turns = _prepared(labelled_turns(list(map(Path, about.data)) or [pool_file(run.path)]), about.heldout)
     known = {turn.task for turn in turns}
     others = [turn for turn in labelled_turns(list(map(Path, about.others)), "prm.others") if turn.task not in known]
-    run.say(f"{_counts(turns)}; of other policies: {_counts(others)}")
-    folder = base_folder(_of_reader(config), run.path, splits.demonstrations, ())
-    training = _YesNo(config, run, folder) if about.kind == "yes-no" else _Heads(config, run, folder)
-    return await training.run(turns, others, stop)
+    run.say(_counts(turns) + (f"; of other policies: {_counts(others)}" if about.others else ""))
+    reader = None
+    if about.kind != "words":
+        folder = base_folder(_of_reader(config), run.path, splits.demonstrations, ())
+        reader = Reader(folder, layer=about.layer, context=about.context)
+    if about.kind == "yes-no" and reader is not None:
+        return await _YesNo(config, run).tune(turns, others, reader, stop)
+    return await _Heads(config, run).run(turns, others, reader, stop)
 
 
 def labelled_turns(pools: Sequence[Path], setting: str = "prm.data") -> list[LabelledTurn]:
@@ -176,14 +180,16 @@ def fit_head(
 class _Heads:
     """Trains heads on features of a frozen model, or on words."""
 
-    def __init__(self, config: TrainConfig, run: Run, folder: Path) -> None:
-        self._config, self._run, self._folder = config, run, folder
+    def __init__(self, config: TrainConfig, run: Run) -> None:
+        self._config, self._run = config, run
 
-    async def run(self, turns: list[LabelledTurn], others: list[LabelledTurn], stop: asyncio.Event) -> Progress:
-        about, reader = self._config.prm, None
+    async def run(
+        self, turns: list[LabelledTurn], others: list[LabelledTurn], reader: Reader | None, stop: asyncio.Event
+    ) -> Progress:
+        """Train and evaluate; without ``reader`` on words."""
+        about = self._config.prm
         self._run.rewind(0)
-        if about.kind == "states":
-            reader = await asyncio.to_thread(Reader, self._folder, layer=about.layer, context=about.context)
+        if reader is not None:
             turns, others = self._readable(reader, turns), self._readable(reader, others)
         features = bags = np.stack([words(turn.record) for turn in (*turns, *others)])
         if reader is not None:
@@ -226,7 +232,7 @@ class _Heads:
             found = await asyncio.to_thread(scored, np.flatnonzero(trained), there)
             results["others"] = _evaluated(others, found)
         head = fitted(features, targets, np.flatnonzero(trained))
-        model = None if reader is None else _name_of(self._config, self._folder, self._run.path)
+        model = None if reader is None else _name_of(self._config, reader.folder, self._run.path)
         self._run_ended(1, turns, trained, results, Prm(self._about(turns, trained, model), head, reader))
         return Progress(step=1)
 
@@ -283,7 +289,7 @@ class _Heads:
             if stop.is_set():
                 return None
             chunk = rows[start : start + _CHUNK]
-            digest = hashlib.sha256(json.dumps([local_name(str(self._folder)), chunk]).encode()).hexdigest()[:16]
+            digest = hashlib.sha256(json.dumps([local_name(str(reader.folder)), chunk]).encode()).hexdigest()[:16]
             file = place / f"{number:05d}-{digest}.safetensors"
             known = _known_states(file, (len(chunk), reader.size))
             if known is None:
@@ -299,13 +305,15 @@ class _Heads:
 class _YesNo(_Heads):
     """Fine-tunes the model to answer yes or no."""
 
-    async def run(self, turns: list[LabelledTurn], others: list[LabelledTurn], stop: asyncio.Event) -> Progress:
+    async def tune(
+        self, turns: list[LabelledTurn], others: list[LabelledTurn], reader: Reader, stop: asyncio.Event
+    ) -> Progress:
+        """Train until the last step, then evaluate."""
         config, about = self._config, self._config.prm
         state = await asyncio.to_thread(
-            TrainingState.load, _of_reader(config), self._run.path, self._folder, lr=config.sft.lr
+            TrainingState.load, _of_reader(config), self._run.path, reader.folder, lr=config.sft.lr
         )
         self._run.rewind(state.progress.step)
-        reader = await asyncio.to_thread(Reader, self._folder, context=about.context)
         turns, others = (self._readable(reader, some, question=True) for some in (turns, others))
         trained = np.array([turn.family not in about.heldout for turn in turns])
         rows = [
@@ -333,8 +341,8 @@ class _YesNo(_Heads):
         if progress.step < config.sft.steps or last is None:
             return progress
         model = checkpoint_model(last)
-        reader = await asyncio.to_thread(Reader, model, context=about.context)
-        prm = Prm(self._about(turns, trained, str(model.relative_to(self._run.path))), None, reader)
+        answering = Reader(model, context=about.context)
+        prm = Prm(self._about(turns, trained, str(model.relative_to(self._run.path))), None, answering)
         used = [turn for turn in turns if turn.family not in about.heldout]
         targets = np.array([turn.target for turn in used])
         plain = fit_head(np.stack([words(turn.record) for turn in used]), targets, l2=about.l2, scaled=False)

@@ -154,6 +154,7 @@ async def test_final_head_leaves_heldout_families_out(pools: tuple[Path, Path], 
     about = json.loads((tmp_path / "run/prm.json").read_text())
     assert about["families"] == ["dates", "names"]
     assert about["model"] is None
+    assert not (tmp_path / "run/states").exists()
     kept = [turn for turn in labelled_turns(pools[:1]) if turn.family != "sums"]
     head = fit_head(np.stack([prm.words(t.record) for t in kept]), np.array([t.target for t in kept]), scaled=False)
     stored = load_file(tmp_path / "run/head.safetensors")
