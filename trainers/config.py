@@ -357,8 +357,12 @@ class Compute(_Part):
     """CPU threads of torch in this process."""
     device: str | None = None
     vllm: str | None = None
-    """Address of a vLLM server that samples for the trainer (``http://127.0.0.1:8000/v1``); for LoRA adapters only.
-    Left out: an engine in this process."""
+    """Address of a vLLM server that samples for the trainer (``http://127.0.0.1:8000/v1``). Left out: an engine in this
+    process."""
+    sglang: str | None = None
+    """The same for an SGLang server (``http://127.0.0.1:30000``); without ``model.lora``."""
+    sleep: bool = False
+    """Let that server free its GPU memory during updates: for a trainer and a server on one GPU."""
     checkpointing: bool = False
     """Gradient checkpointing: recompute activations instead of keeping them."""
 
@@ -481,11 +485,15 @@ class TrainConfig(_Part):
     def _fits(self) -> TrainConfig:
         if self.distillation.hints and self.reward.judge in (None, "rule", "prm"):
             raise ValueError("distillation.hints: the judges rule and prm give no hints: set reward.judge to another")
-        if self.compute.vllm and (self.model.lora is None or self.trainer != "local"):
-            raise ValueError(
-                "compute.vllm: is for LoRA adapters with trainer: local: set model.lora, or train all weights with "
-                "trainer: verl and verl.engine: vllm"
-            )
+        served = [name for name in ("vllm", "sglang") if getattr(self.compute, name)]
+        if served and self.trainer != "local":
+            raise ValueError(f"compute.{served[0]}: is for trainer: local: set verl.engine to {served[0]} instead")
+        if len(served) > 1:
+            raise ValueError("compute.vllm, compute.sglang: one server samples: leave one of them out")
+        if self.compute.sglang and self.model.lora:
+            raise ValueError("compute.sglang: gets all weights, no adapters: leave out model.lora, or set compute.vllm")
+        if self.compute.sleep and not served:
+            raise ValueError("compute.sleep: is for a server: set compute.vllm or compute.sglang, or leave it out")
         if self.reward.milestones and self.agent.name != "tool-loop":
             raise ValueError(
                 f"reward.milestones: agent {self.agent.name} runs its tools itself, so the progress after its turns "

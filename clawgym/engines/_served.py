@@ -2,17 +2,22 @@
 
 Invariants: ids are passed on, never computed here. A stream that violates the contract (another prompt, missing ids, a
 second version of the weights, ids after a stop id) ends in an error. Log-probs are only returned if they are known to
-be exact.
+be exact. Once an engine has loaded weights into its server, it returns no token before the server has confirmed that
+it samples with them: a server that was started again has its first weights.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from dataclasses import replace
-from typing import Any, NoReturn
+import secrets
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from clawgym.engines._failures import EndpointFailure, RequestFailed, clean
 from clawgym.engines._http import UNREACHABLE, HttpEndpoint
@@ -21,7 +26,13 @@ from clawgym.engines._scale import Scale, is_exact
 from clawgym.engines.protocol import GenerateRequest, Tokens
 from clawgym.errors import EngineError, TokenIdsStripped
 
-__all__ = ["Checked", "ServedEngine"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CLOSING", "Checked", "LoadedWeights", "ServedEngine"]
+
+CLOSING = 10.0
+"""Time limit in seconds of each request that puts the server in order at the end."""
 
 _log = logging.getLogger("clawgym.engines")
 
@@ -80,14 +91,65 @@ class Checked:
         raise self._endpoint.error(EndpointFailure(what, 502, do=f"use {use}"))
 
 
+@dataclass
+class LoadedWeights:
+    """Weights that an engine loads into its server."""
+
+    version: int
+    folder: Path
+    mark: str
+    """The server's name for this version. It is used once, so no other weights have it."""
+    confirmed: bool = False
+    """Whether the server has them, as far as is known."""
+
+
+class _Gate:
+    """Lets streams through, unless it is closed. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._open, self._idle = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._streams = 0
+
+    @asynccontextmanager
+    async def stream(self) -> AsyncIterator[None]:
+        """One stream."""
+        while not self._open.is_set():
+            await self._open.wait()
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
+            self._idle.set()
+
+    async def close(self) -> None:
+        """Let no further stream begin, and wait until all have ended."""
+        self._open.clear()
+        while self._streams:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def open(self) -> None:
+        """Let streams through again."""
+        self._open.set()
+
+
 class ServedEngine:
-    """Base class of engines on a server. A subclass implements ``_first_look``, ``_stream`` and ``_why_not``."""
+    """Base class of engines on a server. A subclass implements ``_first_look``, ``_stream`` and ``_why_not``; to change
+    weights, ``_load_weights``; and the paths of its server that free memory."""
 
     name = ""
     constrains = True
     """Supports ``sampling.json_schema``. Log-probs are then left out, as they cover a part of the vocabulary."""
     _cut_after = False
     """See :func:`~clawgym.engines._scale.is_exact`."""
+    _sleep_path = _wake_path = ""
+    """Where the server frees its GPU memory, and takes it again."""
+    _start_to_sleep = ""
+    """How a server has to be started for that."""
+    _wakes_empty = False
+    """Whether the weights are lost with the memory."""
 
     def __init__(
         self,
@@ -101,6 +163,7 @@ class ServedEngine:
         patience: float = 120.0,
         first_token_seconds: float = 300.0,
         between_seconds: float = 60.0,
+        shared: Path | None = None,
     ) -> None:
         if not model:
             raise EngineError(f"the {self.name} engine needs the model's name: pass model=")
@@ -121,6 +184,10 @@ class ServedEngine:
         self._patience = patience
         self._looked: asyncio.Task[None] | None = None
         self._warned = False
+        self.shared = shared
+        """A folder shared with the server, to which weights and adapters are written."""
+        self._weights: LoadedWeights | None = None
+        self._gate, self._changing, self._asleep = _Gate(), asyncio.Lock(), False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(model={self.model!r}, host={self._endpoint.host!r})"
@@ -152,19 +219,65 @@ class ServedEngine:
         prompt = list(request.prompt_ids)
 
         async def attempt() -> AsyncGenerator[Tokens, None]:
-            await self._look()
-            most = request.max_tokens(self.context_window)
-            with self._serving(request.adapter) as (named, version):
-                checked = Checked(self._endpoint, request.stop_ids, most, version, self._exact(request))
-                with self._readable():
-                    asked = replace(request, prompt_ids=prompt, adapter=named)
-                    async with aclosing(self._stream(asked, checked)) as items:
-                        async for tokens in items:
-                            yield tokens
+            await self._restore()
+            async with self._gate.stream():
+                await self._look()
+                most = request.max_tokens(self.context_window)
+                with self._serving(request.adapter) as (named, version):
+                    checked = Checked(self._endpoint, request.stop_ids, most, version, self._exact(request))
+                    with self._readable():
+                        asked = replace(request, prompt_ids=prompt, adapter=named)
+                        async with aclosing(self._stream(asked, checked)) as items:
+                            async for tokens in items:
+                                yield tokens
 
         async with aclosing(persist(attempt, Patience(self._patience, self._failed))) as items:
             async for tokens in items:
                 yield tokens
+
+    async def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Load all weights into the server, in place. Running streams end with the old ones; new ones wait.
+
+        ``weights`` is a state dict in the format of transformers. The server must see :attr:`shared` (which is emptied at
+        first) at the same path, and nobody else may sample from it. A server that is started again gets them again. Raises
+        :class:`~clawgym.errors.EngineError` if the server refuses; then it is not sampled from until it has weights.
+        """
+        if self.shared is None:
+            raise EngineError("weights need a folder that the server reads, too: set shared")
+        if self._weights is None:  # what a killed run left
+            await asyncio.to_thread(shutil.rmtree, self.shared, ignore_errors=True)
+        mark = f"{version}-{secrets.token_hex(4)}"
+        folder = self.shared / f"weights-{mark}"
+        await asyncio.to_thread(_write_weights, folder, weights)
+        async with self._changed():
+            if self._weights is not None:
+                shutil.rmtree(self._weights.folder, ignore_errors=True)
+            self._weights = LoadedWeights(version, folder, mark)
+            await self._load(self._weights)
+
+    async def sleep(self) -> None:
+        """Let the server free its GPU memory until :meth:`wake`, or until it gets weights. Running streams end first;
+        new ones wait.
+
+        Raises :class:`~clawgym.errors.EngineError` if the server refuses."""
+        if self._wakes_empty and self._weights is None:
+            raise EngineError(
+                f"{self._endpoint.host} loses its weights in its sleep: give it some by update_weights first"
+            )
+        async with self._changing:
+            await self._gate.close()
+            try:
+                with self._advised(self._start_to_sleep):
+                    await persist_call(partial(self._endpoint.tell, self._sleep_path, {}), Patience(self._patience))
+                self._asleep = True
+            finally:
+                self._reopen()
+
+    async def wake(self) -> None:
+        """Let a server that sleeps take its GPU memory again. No effect on another."""
+        if self._asleep:
+            async with self._changed():
+                pass
 
     def identity(self) -> dict[str, Any]:
         """Model, host (without the port), context window, and the kind of log-probs."""
@@ -182,6 +295,12 @@ class ServedEngine:
         if self._looked is not None:
             self._looked.cancel()
             await asyncio.gather(self._looked, return_exceptions=True)
+        if self._asleep:
+            with suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(CLOSING):
+                    await self._endpoint.tell(self._wake_path, {})
+        if self._weights is not None:
+            shutil.rmtree(self._weights.folder.parent, ignore_errors=True)
         await self._endpoint.aclose()
 
     # -- implemented by subclasses
@@ -198,7 +317,66 @@ class ServedEngine:
         """Why log-probs are left out, and what to do about it."""
         raise NotImplementedError
 
+    async def _load_weights(self, weights: LoadedWeights) -> None:
+        """Let the server load ``weights``, forget what it computed with others, and name its weights ``mark``."""
+        raise NotImplementedError
+
     # -- shared
+
+    @asynccontextmanager
+    async def _changed(self) -> AsyncIterator[None]:
+        """While the server is awake and no stream runs."""
+        async with self._changing:
+            await self._gate.close()
+            try:
+                if self._asleep:
+                    await persist_call(partial(self._endpoint.tell, self._wake_path, {}), Patience(self._patience))
+                    self._asleep = False
+                    if self._wakes_empty and self._weights is not None:
+                        self._weights.confirmed = False
+                yield
+            finally:
+                self._reopen()
+
+    def _reopen(self) -> None:
+        if not self._asleep:
+            self._gate.open()
+
+    async def _load(self, weights: LoadedWeights) -> None:
+        with self._readable():
+            await persist_call(partial(self._load_weights, weights), Patience(self._patience))
+        weights.confirmed, self.policy_version = True, weights.version
+
+    async def _restore(self) -> None:
+        """Load the weights again if the server has lost them."""
+        if self._weights is not None and not self._weights.confirmed:
+            async with self._changed():
+                if not self._weights.confirmed:  # another stream may have done it
+                    await self._load(self._weights)
+
+    def _confirm(self, mark: Any) -> None:
+        """Check the server's name for the weights that sample a stream. Raises :class:`~clawgym.errors.EngineError`."""
+        if self._weights is None or mark == self._weights.mark:
+            return
+        self._weights.confirmed = False
+        raise EngineError(
+            f"{self._endpoint.host} samples with other weights ({clean(str(mark))!r}) than it was given "
+            f"({self._weights.mark}): it was started again, or somebody else changed them; they are loaded again",
+            status=503,
+            retryable=True,
+        )
+
+    @contextmanager
+    def _advised(self, start: str) -> Iterator[None]:
+        """Add how the server has to be started to an error."""
+        try:
+            yield
+        except EngineError as error:
+            if error.retryable and error.status != 500:  # 500 reports an error of the request itself
+                raise
+            raise EngineError(
+                f"{error}: this needs a server on this machine that was started with {start}", status=error.status
+            ) from error
 
     @contextmanager
     def _serving(self, adapter: str | None) -> Iterator[tuple[str | None, int | None]]:
@@ -272,3 +450,10 @@ class ServedEngine:
             "token ids, use the openai engine",
             status=502,
         )
+
+
+def _write_weights(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    save_file({name: w.detach().contiguous() for name, w in weights.items()}, folder / "model.safetensors")

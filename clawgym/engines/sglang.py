@@ -8,7 +8,7 @@ trimmed by stop handling.
 SGLang's log-probs are log softmax(logits / temperature) before top-p and top-k, unless
 ``SGLANG_RETURN_ORIGINAL_LOGPROB`` is set on the server; the first call finds that out (``_scale.py``). If the server
 reports a number as ``weight_version``, it is the policy version of the tokens, and a change during a stream is an
-error.
+error. After :meth:`~clawgym.engines._served.ServedEngine.update_weights`, every event must have its ``weight_version``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any
 from clawgym.bounds import MOST_EVENTS
 from clawgym.engines._failures import EndpointFailure
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
-from clawgym.engines._served import PROBE, Checked, ServedEngine
+from clawgym.engines._served import PROBE, Checked, LoadedWeights, ServedEngine
 from clawgym.engines.protocol import GenerateRequest, Tokens
+from clawgym.errors import EngineError
 from clawgym.registry import engines
 
 __all__ = ["SGLangEngine"]
@@ -48,10 +49,21 @@ class SGLangEngine(ServedEngine):
             first token; later failures are final.
         first_token_seconds: most seconds to the first token.
         between_seconds: most seconds between two pieces of a reply.
+        shared: folder that the server reads, too; weights are written there.
     """
 
     name = "sglang"
     _cut_after = True
+    _sleep_path, _wake_path = "/release_memory_occupation", "/resume_memory_occupation"
+    _start_to_sleep = "--enable-memory-saver"
+    _wakes_empty = True
+
+    async def _load_weights(self, weights: LoadedWeights) -> None:
+        body = {"model_path": str(weights.folder), "weight_version": weights.mark, "flush_cache": True}
+        with self._advised("the same model, in " + _SINCE):
+            answer = await self._endpoint.post("/update_weights_from_disk", body)
+            if not answer.get("success"):
+                raise EngineError(f"{self._endpoint.host} did not load the weights ({answer.get('message')})")
 
     async def _first_look(self) -> Scale:
         tops: list[list[float]] = []
@@ -129,6 +141,9 @@ class SGLangEngine(ServedEngine):
             )
 
     def _check_version(self, meta: dict[str, Any], checked: Checked) -> None:
+        if self._weights is not None:
+            self._confirm(meta.get("weight_version"))
+            return
         try:
             version = int(meta.get("weight_version"))  # type: ignore[arg-type]
         except (TypeError, ValueError):

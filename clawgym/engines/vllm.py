@@ -8,6 +8,10 @@ By default log-probs are those at temperature 1. To train on other temperatures,
 ``--logprobs-mode processed_logprobs``; top-p and top-k then also cut the vocabulary of the log-probs. The first call
 finds out which log-probs the server returns (``_scale.py``). If they are not log softmax(logits / temperature) over the
 whole vocabulary, they are left out, and the run manifest and a warning say why.
+
+:meth:`~clawgym.engines._served.ServedEngine.update_weights` and ``sleep`` use endpoints that the server has with
+``VLLM_SERVER_DEV_MODE=1`` only. Each stream asks for the name of the server's weights (``/weight_info``) before its
+first token.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from clawgym.bounds import MOST_EVENTS
 from clawgym.engines._failures import EndpointFailure
 from clawgym.engines._retry import Patience, persist_call
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
-from clawgym.engines._served import PROBE, Checked, ServedEngine
+from clawgym.engines._served import CLOSING, PROBE, Checked, LoadedWeights, ServedEngine
 from clawgym.engines.protocol import GenerateRequest, Tokens
 from clawgym.errors import EngineError
 from clawgym.registry import engines
@@ -37,8 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["VLLMEngine"]
 
 _SINCE = "vLLM 0.10.2 or newer"
-_CLOSING = 10.0
-"""Time limit in seconds to unload an adapter."""
 
 
 @dataclass(eq=False)
@@ -70,10 +72,12 @@ class VLLMEngine(ServedEngine):
             first token; later failures are final.
         first_token_seconds: most seconds to the first token.
         between_seconds: most seconds between two pieces of a reply.
-        shared: folder that the server reads, too; adapters are written there.
+        shared: folder that the server reads, too; weights and adapters are written there.
     """
 
     name = "vllm"
+    _sleep_path, _wake_path = "/sleep", "/wake_up"
+    _start_to_sleep = "--enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"
 
     def __init__(
         self,
@@ -99,9 +103,8 @@ class VLLMEngine(ServedEngine):
             patience=patience,
             first_token_seconds=first_token_seconds,
             between_seconds=between_seconds,
+            shared=shared,
         )
-        self.shared = shared
-        """A folder shared with the server, to which :meth:`load_adapter` writes weights."""
         self._adapters: dict[str, _Adapter] = {}
         self._replaced: list[_Adapter] = []
 
@@ -126,7 +129,9 @@ class VLLMEngine(ServedEngine):
         given = _Adapter(version, self.shared / f"{name}-{version}-{secrets.token_hex(4)}")
         try:
             await asyncio.to_thread(_write, given.folder, weights, config)
-            await persist_call(partial(self._load, given), Patience(self._patience))
+            if self._asleep:
+                await self.wake()
+            await persist_call(partial(self._load_one, given), Patience(self._patience))
         except BaseException:
             shutil.rmtree(given.folder, ignore_errors=True)
             raise
@@ -150,23 +155,30 @@ class VLLMEngine(ServedEngine):
         """The entry of a served engine, plus the versions of adapters."""
         return super().identity() | {"adapters": {name: one.version for name, one in self._adapters.items()}}
 
-    async def _load(self, given: _Adapter) -> None:
+    async def _load_one(self, given: _Adapter) -> None:
         named = f"{given.folder.name}-{secrets.token_hex(4)}"
-        try:
+        with self._advised("--enable-lora, --max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
             await self._endpoint.tell("/v1/load_lora_adapter", {"lora_name": named, "lora_path": str(given.folder)})
-        except EngineError as error:
-            if error.retryable and error.status != 500:  # 500 reports an error of the adapter itself
-                raise
-            raise EngineError(
-                f"{error}: adapters need a server on this machine that was started with --enable-lora, "
-                "--max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
-                status=error.status,
-            ) from error
         given.named = named
+
+    async def _load_weights(self, weights: LoadedWeights) -> None:
+        post = self._endpoint.post
+        rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
+        with self._advised("VLLM_SERVER_DEV_MODE=1 (vLLM 0.31; older ones have no /weight_info)"):
+            await post("/collective_rpc", rpc)
+            if not (await post("/reset_prefix_cache", {})).get("success"):
+                raise EngineError(
+                    f"{self._endpoint.host} keeps prefixes of the old weights, as others sample from it: let only the "
+                    "trainer use this server",
+                    status=503,
+                    retryable=True,
+                )
+            await post("/update_weight_version", {"new_version": weights.mark})
+            self._confirm((await self._endpoint.get("/weight_info")).get("weight_version"))
 
     async def _unload(self, given: _Adapter) -> None:
         with suppress(EngineError, TimeoutError):  # a server that is gone has no adapters
-            async with asyncio.timeout(_CLOSING):
+            async with asyncio.timeout(CLOSING):
                 await self._endpoint.tell("/v1/unload_lora_adapter", {"lora_name": given.named})
         await asyncio.to_thread(shutil.rmtree, given.folder, ignore_errors=True)
 
@@ -189,7 +201,7 @@ class VLLMEngine(ServedEngine):
             known = {row.get("id") for row in listed.get("data") or () if isinstance(row, dict)}
             for one in self._adapters.values():
                 if one.named not in known:  # the server was restarted
-                    await self._load(one)
+                    await self._load_one(one)
 
     async def _first_look(self) -> Scale:
         tops: list[list[float]] = []
@@ -257,6 +269,9 @@ class VLLMEngine(ServedEngine):
                         continue
                     if not echoed:
                         self._check_prompt(choice, request, checked)
+                        if self._weights is not None and request.adapter is None:
+                            # The stream is open, so the same process answers.
+                            self._confirm((await self._endpoint.get("/weight_info")).get("weight_version"))
                         echoed = True
                     if choice.get("token_ids") is None:
                         raise self._stripped("token_ids", _SINCE)

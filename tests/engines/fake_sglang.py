@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ class FakeSGLang(FakeServer):
         self.mode = "scaled"
         self.incremental = False
         self.weight_version: Any = "default"
+        self.asleep = False
         self.versions: list[Any] = []
         """Of the next events, in order; then ``weight_version``."""
         self.strip: frozenset[str] = frozenset()
@@ -33,6 +35,22 @@ class FakeSGLang(FakeServer):
     def routes(self, app: web.Application) -> None:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/generate", self._generate)
+        app.router.add_post("/update_weights_from_disk", self._update)
+        for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+            app.router.add_post(path, self._sleep)
+
+    async def _update(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        found = (Path(body["model_path"]) / "model.safetensors").exists()
+        if found:
+            self.weight_version = body["weight_version"]
+        message = "Succeeded to update model weights." if found else "Failed to load"
+        return web.json_response({"success": found, "message": message}, status=200 if found else 400)
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        self.asleep = request.path == "/release_memory_occupation"
+        self.weight_version = "lost" if self.asleep else self.weight_version
+        return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
         row = {"id": "tiny", "object": "model", "root": "tiny", "max_model_len": 64}

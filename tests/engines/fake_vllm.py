@@ -36,13 +36,59 @@ class FakeVLLM(FakeServer):
         self.heeds_stop = True
         self.loads = True
         """Adapters, while it runs."""
+        self.dev = True
+        """VLLM_SERVER_DEV_MODE."""
+        self.weights = self.weight_version = "default"
+        """The folder of the weights that it samples with, and their name."""
+        self.busy = 0
+        """How often it keeps its prefixes."""
+        self.asleep = False
+        self.sampled: list[str] = []
+        """The version of the weights for each token of a stream."""
 
     def routes(self, app: web.Application) -> None:
         if self.loads:
             app.router.add_post("/v1/load_lora_adapter", self._load)
             app.router.add_post("/v1/unload_lora_adapter", self._unload)
+        if self.dev:
+            app.router.add_post("/collective_rpc", self._reload)
+            app.router.add_post("/reset_prefix_cache", self._reset)
+            app.router.add_post("/update_weight_version", self._name)
+            app.router.add_get("/weight_info", self._info)
+            app.router.add_post("/sleep", self._sleep)
+            app.router.add_post("/wake_up", self._sleep)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._completions)
+
+    async def start(self) -> None:
+        """It starts with the weights of its model."""
+        self.weights = self.weight_version = "default"
+        self.asleep = False
+        await super().start()
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        folder = body["kwargs"]["weights_path"]
+        if not (Path(folder) / "model.safetensors").exists():
+            return self._error(500, "Cannot find any model weights")
+        assert body["method"] == "reload_weights"
+        self.weights = folder
+        return web.json_response({"results": [None]})
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        self.busy -= 1
+        return web.json_response({"success": self.busy < 0})
+
+    async def _name(self, request: web.Request) -> web.Response:
+        self.weight_version = (await request.json())["new_version"]
+        return web.json_response({"success": True, "new_version": self.weight_version})
+
+    async def _info(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.weight_version})
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        self.asleep = request.path == "/sleep"
+        return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": self.models})
@@ -62,6 +108,7 @@ class FakeVLLM(FakeServer):
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body, fault = await self.take(request)
+        assert not self.asleep
         if fault.status:
             return self.refusal(fault)
         if body["model"] not in [model["id"] for model in self.models]:
@@ -79,6 +126,8 @@ class FakeVLLM(FakeServer):
 
     async def _events(self, chunks: Any, body: dict[str, Any]) -> AsyncIterator[Any]:
         for chunk in chunks:
+            assert not self.asleep
+            self.sampled.append(self.weight_version)
             yield chunk
             await asyncio.sleep(self.pace)
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1, "total_tokens": 1}

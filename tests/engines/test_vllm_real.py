@@ -120,6 +120,30 @@ async def test_adapters(engine: VLLMEngine, folder: Path, tmp_path: Path) -> Non
         await engine.load_adapter("policy", weights, 4, config=wide)
 
 
+async def test_all_weights_in_place(engine: VLLMEngine, folder: Path, plain: Any, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    engine.shared = tmp_path / "shared"
+    first = await sampled(engine, PROMPT, max_tokens=20)
+    assert_exact(plain, PROMPT, first)
+    for version in (1, 2, 3):
+        torch.manual_seed(version)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.05)
+        running = asyncio.create_task(sampled(engine, PROMPT, max_tokens=200))
+        await asyncio.sleep(0.2)
+        old = plain
+        await engine.update_weights({name: p.detach() for name, p in model.named_parameters()}, version)
+        assert_exact(old, PROMPT, await running)
+        plain = model
+        assert_exact(model, PROMPT, await sampled(engine, PROMPT, max_tokens=20))  # no prefix of the old weights
+        assert engine.policy_version == version
+    original = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    await engine.update_weights({name: p.detach() for name, p in original.named_parameters()}, 4)
+
+
 async def test_leaving_early_leaves_the_server_in_order(engine: VLLMEngine, plain: Any) -> None:
     for _ in range(5):
         tokens = engine.generate(GenerateRequest(PROMPT, Sampling(max_tokens=2000)))

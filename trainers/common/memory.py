@@ -136,7 +136,7 @@ def estimate(shape: ModelShape, config: TrainConfig) -> Estimate:
         "a layer in the backward pass": layer,
         "logits": min(MAX_LOGITS, _tokens(config) * shape.vocab) * 4 * 5,  # with log-probs and their gradients
     }
-    elsewhere = bool(config.compute.vllm)
+    elsewhere = bool(config.compute.vllm or config.compute.sglang)
     if config.trainer == "verl":
         # verl shards weights, gradients and moments in float32; the engine holds weights in the type it computes in.
         ranks = config.verl.nodes * config.verl.ranks

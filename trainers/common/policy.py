@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clawgym.engines.folders import load_weights, model_folder
 from clawgym.engines.load import sees
+from clawgym.engines.sglang import SGLangEngine
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.engines.vllm import VLLMEngine
 from clawgym.errors import EngineError, MissingDependency, TrainingError
@@ -30,7 +31,7 @@ from clawgym.trainers.config import Compute, Model
 if TYPE_CHECKING:
     from clawgym.engines.vision import ImageReader, VisionEngine
 
-    Sampler = TransformersEngine | VisionEngine | VLLMEngine
+    Sampler = TransformersEngine | VisionEngine | VLLMEngine | SGLangEngine
     """The engines that sample episodes."""
 
 __all__ = ["ADAPTER", "Policy", "hidden_states", "load_policy", "logprobs_of", "reverse_kl_of", "token_logprobs"]
@@ -107,21 +108,22 @@ class Policy:
             policy_version=policy_version,
         )
 
-    async def served(self, base_url: str, shared: Path, *, context_window: int | None = None) -> VLLMEngine:
-        """The vLLM server at ``base_url``, which serves the base model. Adapters go through the folder ``shared``.
+    async def served(
+        self, compute: Compute, shared: Path, *, context_window: int | None = None
+    ) -> VLLMEngine | SGLangEngine:
+        """The server ``compute.vllm`` or ``compute.sglang``, which serves the initial model. Weights and adapters go
+        through the folder ``shared``.
 
-        Raises :class:`~clawgym.errors.TrainingError` without LoRA adapters and for a vision model, and
-        :class:`~clawgym.errors.EngineError` for an unsuitable server."""
-        if self.adapter is None:
-            raise TrainingError(
-                "compute.vllm: is for LoRA adapters of text models: set model.lora, leave compute.vllm out, or train "
-                "all weights with trainer: verl"
-            )
-        made = VLLMEngine(
-            base_url,
+        Raises :class:`~clawgym.errors.TrainingError` for a vision model, and :class:`~clawgym.errors.EngineError` for
+        an unsuitable server."""
+        if self._reader is not None:
+            raise TrainingError("compute.vllm, compute.sglang: are for text models: leave them out")
+        kind, key = (VLLMEngine, "VLLM_API_KEY") if compute.vllm else (SGLangEngine, "SGLANG_API_KEY")
+        made = kind(
+            compute.vllm or compute.sglang or "",
             str(self.folder),
             tokenizer=str(self.folder),
-            api_key=os.environ.get("VLLM_API_KEY"),
+            api_key=os.environ.get(key),
             context_window=context_window,
             shared=shared,
         )
@@ -134,11 +136,11 @@ class Policy:
 
     async def publish(self, engine: Sampler, version: int) -> None:
         """Copy these weights into the engine, as ``version``. Do not train meanwhile."""
-        if not isinstance(engine, TransformersEngine | VLLMEngine):
+        if self._reader is not None:
             named = base_of(self.module).named_parameters()
             await engine.update_weights({name: p.detach() for name, p in named if p.requires_grad}, version)
-            return
-        if isinstance(engine, VLLMEngine) or self.lora:
+        elif self.lora:
+            assert isinstance(engine, TransformersEngine | VLLMEngine)
             await engine.load_adapter(ADAPTER, self.trained(), version, config=self.adapter_config())
         else:
             await engine.update_weights(self.trained(), version)

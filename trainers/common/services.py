@@ -122,14 +122,13 @@ def summarize(results: Sequence[EpisodeScore]) -> SplitScore:
 
 @contextlib.asynccontextmanager
 async def open_engine(config: TrainConfig, policy: Policy, run: Path, *, version: int = 0) -> AsyncIterator[Sampler]:
-    """An engine with the weights of ``policy`` as ``version``: in this process, or the vLLM server ``compute.vllm``."""
+    """An engine with the weights of ``policy`` as ``version``: in this process, or on the server that ``compute``
+    names."""
     window = config.model.context_window
-    if config.compute.vllm is None:
-        engine: Sampler = policy.engine(
-            context_window=window, max_batch=config.rollout.concurrency, policy_version=version
-        )
+    if config.compute.vllm or config.compute.sglang:
+        engine: Sampler = await policy.served(config.compute, run.absolute() / "adapters", context_window=window)
     else:
-        engine = await policy.served(config.compute.vllm, run.absolute() / "adapters", context_window=window)
+        engine = policy.engine(context_window=window, max_batch=config.rollout.concurrency, policy_version=version)
     try:
         await policy.publish(engine, version)
         yield engine

@@ -140,6 +140,8 @@ class _Loop:
             metrics["sft/solved_tasks"] = float(self._imitation.solved)
         done = progress.used(config.budget)
         train_step = partial(self._state.learner.train_step, batch, seed=seed, done=done, imitation=self._imitation)
+        if config.compute.sleep:
+            await self._services.engine.sleep()  # type: ignore[union-attr]
         metrics |= await asyncio.to_thread(train_step)
         versions = [v for e in batch.episodes for s in e.sequences for v in s.policy_versions if v is not None]
         progress.step += 1

@@ -1,4 +1,4 @@
-"""LoRA training with a vLLM server for rollouts."""
+"""Training with a vLLM server for rollouts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ...engines.real_vllm import Server, needs_vllm, serving
 from ..runs import Said, small
 
 
-def beside(server: Server, folder: Path, staleness: int) -> TrainConfig:
+def beside(server: Server, folder: Path, staleness: int, *, lora: bool = True) -> TrainConfig:
     return small(
-        model={"path": str(folder), "lora": {"rank": 4}, "context_window": 1024},
+        model={"path": str(folder), "lora": {"rank": 4} if lora else None, "context_window": 1024},
         rollout={"groups": 2, "group_size": 2, "concurrency": 8, "staleness": staleness},
-        optimizer={"lr": 3e-2},
+        optimizer={"lr": 3e-2 if lora else 1e-3},
         compute={"threads": 1, "row_tokens": 256, "micro_tokens": 1024, "vllm": server.address},
     )
 
@@ -33,12 +33,12 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 @needs_vllm
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("staleness", [0, 1])
-async def test_run_samples_with_updated_adapters(tmp_path: Path, staleness: int) -> None:
+@pytest.mark.parametrize(("lora", "staleness"), [(True, 0), (True, 1), (False, 0), (False, 1)])
+async def test_run_samples_with_updated_weights(tmp_path: Path, lora: bool, staleness: int) -> None:
     folder = make_tiny_model(tmp_path / "model", spread=0.05)
     out = tmp_path / "run"
     with serving(folder) as server:
-        await train(beside(server, folder, staleness), out, "rl", view=Said())
+        await train(beside(server, folder, staleness, lora=lora), out, "rl", view=Said())
     rows = metrics(out)
     assert [row["step"] for row in rows] == [1, 2, 3]
     behind = [row["staleness/max"] for row in rows]
@@ -59,11 +59,12 @@ async def test_run_samples_with_updated_adapters(tmp_path: Path, staleness: int)
 
 @needs_vllm
 @pytest.mark.timeout(900)
-async def test_run_survives_server_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [True, False])
+async def test_run_survives_server_restart(tmp_path: Path, lora: bool) -> None:
     folder = make_tiny_model(tmp_path / "model", spread=0.05)
     out = tmp_path / "run"
     with serving(folder) as server:
-        running = asyncio.create_task(train(beside(server, folder, 0), out, "rl", view=Said()))
+        running = asyncio.create_task(train(beside(server, folder, 0, lora=lora), out, "rl", view=Said()))
         while not (out / "metrics.jsonl").exists():
             assert not running.done(), running
             await asyncio.sleep(0.1)
@@ -76,9 +77,18 @@ async def test_run_survives_server_restart(tmp_path: Path) -> None:
     assert all(row["training/rollout_probs_diff"] < 1e-5 for row in rows)
 
 
-def test_vllm_needs_adapters() -> None:
-    with pytest.raises(TrainingError, match=r"compute\.vllm.*model\.lora"):
-        load_config("tiny-cpu", ["compute.vllm=http://127.0.0.1:1/v1"])
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        (["compute.vllm=http://a/v1", "trainer=verl"], r"set verl\.engine to vllm instead"),
+        (["compute.vllm=http://a/v1", "compute.sglang=http://a"], r"leave one of them out"),
+        (["compute.sglang=http://a", "model.lora={rank: 4}"], r"leave out model\.lora, or set compute\.vllm"),
+        (["compute.sleep=true"], r"set compute\.vllm or compute\.sglang, or leave it out"),
+    ],
+)
+def test_settings_of_servers_are_checked(settings: list[str], advice: str) -> None:
+    with pytest.raises(TrainingError, match=advice):
+        load_config("tiny-cpu", settings)
 
 
 def test_server_memory_is_not_planned(tmp_path: Path) -> None:
