@@ -10,7 +10,7 @@ WORKERS ?= 4
 # Hundreds of Pythons begin here: each would compile the library, and every worker all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint lock unit properties openclaw site screenshots soak system clean
+.PHONY: demo test check gpu lint lock unit properties openclaw site screenshots soak system clean
 
 demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
@@ -24,6 +24,10 @@ check: openclaw
 	$(PARALLEL) -m "check and not alone" || failed=1; \
 	$(BIN)/pytest -m alone || failed=1; \
 	exit $$failed
+
+# Every path that a GPU takes, with figures; see benchmarks/gpu.py. ARGS='--model FOLDER' takes a real model.
+gpu: $(VENV)/.installed
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 # Only files whose hashes are in the lock are installed, and nothing that is not in it: --no-deps, and no build fetches
 # anything (--no-build-isolation). `pip check` says whether something is missing.

@@ -238,9 +238,10 @@ class ServedEngine:
     async def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Load all weights into the server, in place. Running streams end with the old ones; new ones wait.
 
-        ``weights`` is a state dict in the format of transformers. The server must see :attr:`shared` (which is emptied at
-        first) at the same path, and nobody else may sample from it. A server that is started again gets them again. Raises
-        :class:`~clawgym.errors.EngineError` if the server refuses; then it is not sampled from until it has weights.
+        ``weights`` is a state dict in the format of transformers. The server must see :attr:`shared` (which is emptied
+        at first) at the same path, and nobody else may sample from it. A server that is started again gets them again.
+        Raises :class:`~clawgym.errors.EngineError` if the server refuses; then it is not sampled from until it has
+        weights.
         """
         if self.shared is None:
             raise EngineError("weights need a folder that the server reads, too: set shared")

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-__all__ = ["Server", "needs_vllm", "serving"]
+__all__ = ["Server", "needs_vllm", "serving", "untied"]
 
 needs_vllm = pytest.mark.skipif(not os.environ.get("CLAWGYM_VLLM"), reason="CLAWGYM_VLLM names no python with vLLM")
 
@@ -41,6 +41,19 @@ class Server:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
         self.process.wait()
+
+
+def untied(folder: Path) -> Path:
+    """``folder``, with an output layer of its own. vLLM 0.31 on a CPU never updates one that is tied to the
+    embeddings."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.save_pretrained(folder)
+    return folder
 
 
 def free_port() -> int:

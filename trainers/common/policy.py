@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,13 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 from clawgym.engines.folders import load_weights, model_folder
 from clawgym.engines.load import sees
+from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.sglang import SGLangEngine
 from clawgym.engines.transformers import TransformersEngine
 from clawgym.engines.vllm import VLLMEngine
 from clawgym.errors import EngineError, MissingDependency, TrainingError
 from clawgym.rewards.scoring import TorchScorer
 from clawgym.trainers.algorithms import topk_reverse_kl
-from clawgym.trainers.batching import MicroBatch
+from clawgym.trainers.batching import MaskedSequence, MicroBatch, micro_batches, pack
 from clawgym.trainers.config import Compute, Model
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ ADAPTER = "policy"
 
 MAX_LOGITS = 2**24
 """Most logits in memory at a time (64 MiB in float32)."""
+
+_MAX_APART = 0.2
+"""Nats by which log-probs of a server may differ from those of the policy, on average. Rounding to bfloat16 is less."""
 
 
 class Policy:
@@ -129,10 +134,45 @@ class Policy:
         )
         try:
             await made.ready()
+            if not self.lora:
+                await self.check_loading(made)
         except BaseException:
             await made.aclose()
             raise
         return made
+
+    async def check_loading(self, engine: Sampler) -> None:
+        """Check that the engine samples with every weight that it is given. Publish afterwards.
+
+        It gets all weights upside down, and must sample as this model does with them. Some servers keep packed copies
+        of their first weights, and a small update would not show that. Raises
+        :class:`~clawgym.errors.TrainingError`."""
+        prompt = (1, 2, 3, 4)
+        self._turn_over()
+        try:
+            await engine.update_weights(self.trained(), -1)
+            request = GenerateRequest(prompt, Sampling(max_tokens=8, seed=0))
+            tokens = [part async for part in engine.generate(request)]
+            ids = tuple(token for part in tokens for token in part.ids)
+            found = torch.tensor([value for part in tokens for value in part.logprobs])
+            row = MaskedSequence((*prompt, *ids), (0,) * len(prompt) + (1,) * len(ids))
+            (batch,) = micro_batches(pack([row], row_tokens=len(row.ids)), tokens=len(row.ids))
+            with torch.no_grad():
+                own, _ = token_logprobs(self.module, self.ready(batch))
+        finally:
+            self._turn_over()
+        apart = float((found - own.cpu()).abs().mean()) if len(found) == len(ids) else math.inf
+        if not apart <= _MAX_APART:
+            raise TrainingError(
+                "compute.vllm, compute.sglang: the server does not sample with all weights that it was given (its "
+                f"log-probs differ by {apart:.2g} nats): set model.lora with compute.vllm, or leave out the server"
+            )
+
+    @torch.no_grad()
+    def _turn_over(self) -> None:
+        """Reverse the order of the rows of each weight; twice is nothing."""
+        for weight in self.module.parameters():
+            weight.copy_(weight.flip(0))
 
     async def publish(self, engine: Sampler, version: int) -> None:
         """Copy these weights into the engine, as ``version``. Do not train meanwhile."""

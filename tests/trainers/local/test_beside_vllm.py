@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TrainingError
 from clawgym.pool import Pool
+from clawgym.trainers.common.policy import load_policy
 from clawgym.trainers.config import TrainConfig, load_config
 from clawgym.trainers.local.main import plan, train
 
-from ...engines.real_vllm import Server, needs_vllm, serving
+from ...engines.real_vllm import Server, needs_vllm, serving, untied
 from ..runs import Said, small
 
 
@@ -36,6 +39,8 @@ def metrics(run: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize(("lora", "staleness"), [(True, 0), (True, 1), (False, 0), (False, 1)])
 async def test_run_samples_with_updated_weights(tmp_path: Path, lora: bool, staleness: int) -> None:
     folder = make_tiny_model(tmp_path / "model", spread=0.05)
+    if not lora:
+        untied(folder)
     out = tmp_path / "run"
     with serving(folder) as server:
         await train(beside(server, folder, staleness, lora=lora), out, "rl", view=Said())
@@ -62,6 +67,8 @@ async def test_run_samples_with_updated_weights(tmp_path: Path, lora: bool, stal
 @pytest.mark.parametrize("lora", [True, False])
 async def test_run_survives_server_restart(tmp_path: Path, lora: bool) -> None:
     folder = make_tiny_model(tmp_path / "model", spread=0.05)
+    if not lora:
+        untied(folder)
     out = tmp_path / "run"
     with serving(folder) as server:
         running = asyncio.create_task(train(beside(server, folder, 0, lora=lora), out, "rl", view=Said()))
@@ -89,6 +96,28 @@ async def test_run_survives_server_restart(tmp_path: Path, lora: bool) -> None:
 def test_settings_of_servers_are_checked(settings: list[str], advice: str) -> None:
     with pytest.raises(TrainingError, match=advice):
         load_config("tiny-cpu", settings)
+
+
+@pytest.mark.parametrize("kept", ["", "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"])
+async def test_server_that_keeps_old_weights_is_refused(tmp_path: Path, kept: str) -> None:
+    """The engine in this process stands for the server, and keeps one weight."""
+    folder = make_tiny_model(tmp_path / "model")
+    policy = load_policy(small().model, folder, small().compute)
+    before = {name: weight.clone() for name, weight in policy.trained().items()}
+    engine = policy.engine()
+    update = engine.update_weights
+
+    async def keeping(weights: Any, version: int) -> None:
+        await update({name: before[name] if name == kept else weight for name, weight in weights.items()}, version)
+
+    engine.update_weights = keeping  # type: ignore[method-assign]
+    if kept in before:
+        with pytest.raises(TrainingError, match=r"does not sample with all weights.*leave out the server$"):
+            await policy.check_loading(engine)
+    else:
+        await policy.check_loading(engine)
+    await engine.aclose()
+    assert all(torch.equal(before[name], weight) for name, weight in policy.trained().items())
 
 
 def test_server_memory_is_not_planned(tmp_path: Path) -> None:
