@@ -19,7 +19,7 @@ from clawgym.engines.transformers import KEPT_TOKENS, memory_of_device
 from clawgym.trainers.common.policy import MAX_LOGITS
 from clawgym.trainers.config import Lora, Model, TrainConfig
 
-__all__ = ["Estimate", "ModelShape", "activations", "estimate"]
+__all__ = ["MemoryEstimate", "ModelShape", "activations", "estimate"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _adapted(module: torch.nn.Module, lora: Lora | None) -> list[tuple[int, torc
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """What a run needs at its peak."""
 
     items: Mapping[str, int]
@@ -112,7 +112,7 @@ class Estimate:
         return {phase: always + sum(part.values()) for phase, part in self.phases.items()}
 
 
-def estimate(shape: ModelShape, config: TrainConfig) -> Estimate:
+def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
     """The memory of a run of ``config`` with the local trainer, or of one rank of the trainer ``verl``.
 
     Vision models need more: what they make of pixels is left out."""
@@ -157,7 +157,7 @@ def estimate(shape: ModelShape, config: TrainConfig) -> Estimate:
         "the backward pass": ("gradients", "activations that are kept", "a layer in the backward pass"),
         "the optimizer's step": ("float32 gradients" if "float32 gradients" in items else "gradients",),
     }
-    return Estimate(items, {phase: {name: items[name] for name in names} for phase, names in phases.items()})
+    return MemoryEstimate(items, {phase: {name: items[name] for name in names} for phase, names in phases.items()})
 
 
 def activations(shape: ModelShape, config: TrainConfig, *, checkpointing: bool) -> tuple[int, int]:
