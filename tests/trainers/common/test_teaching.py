@@ -71,7 +71,12 @@ class TopK:
     """A batch with teachers that know the likeliest ids of some turns, and a learner for it."""
 
     def __init__(self, folder: Path, k: int, **parts: Any) -> None:
-        judge = {"reward": {"judge": "policy"}, "guards": {"max_kl": 1e9}, "optimizer": {"lr": 1e-3, "grad_clip": 1e9}}
+        judge = {
+            "reward": {"judge": "policy"},
+            "rollout": {"temperature": 0.7},
+            "guards": {"max_kl": 1e9},
+            "optimizer": {"lr": 1e-3, "grad_clip": 1e9},
+        }
         self.config = config(distillation={"hints": 1, "loss": "topk", "w_rl": 0.7, "w_opd": 0.9}, **judge, **parts)
         self.learner = start(folder, self.config)
         made, draw = some_batch(), torch.Generator().manual_seed(k)
@@ -102,7 +107,8 @@ class TopK:
             lengths[episode] = lengths.get(episode, 0) + 1
         total, place = torch.zeros((), dtype=torch.float64), 0
         for number, row in enumerate(self.batch.sequences):
-            logp = module(torch.tensor([row.ids])).logits[0].double().log_softmax(-1)
+            logits = module(torch.tensor([row.ids])).logits[0].double()
+            logp = (logits / self.config.rollout.temperature).log_softmax(-1)
             member = self.batch.episodes[int(self.batch.episode[place])]
             sample = next(s for s in member.sequences if s.ids == row.ids)
             for index, (at, turn) in enumerate(
