@@ -162,9 +162,11 @@ def gae_advantages(
 
     delta_t = r_t + gamma * V_{t+1} - V_t, with V = 0 after the last turn; A_t = sum_l (gamma * lam)^l * delta_{t+l}.
     The return, which the critic is trained on, is A_t + V_t. The advantages are then normalised
-    (:func:`batch_advantages`).
+    (:func:`batch_advantages`). They are exactly 0 if the sum of the rewards from a turn on is the same for all turns,
+    as in a batch in which every episode failed: normalised, they would be errors of the critic at full scale.
 
-    Source: GAE (arXiv 1506.02438), equations 11 to 16; PPO (arXiv 1707.06347), equations 11 and 12.
+    Source: GAE (arXiv 1506.02438), equations 11 to 16; PPO (arXiv 1707.06347), equations 11 and 12. The zeros are our
+    choice.
 
     Args:
         gamma: discount for each turn, in [0, 1].
@@ -175,14 +177,16 @@ def gae_advantages(
     r, v, of = given.tolist(), values.detach().double().tolist(), episode.tolist()
     if len(of) and distinct(episode) != 1 + sum(a != b for a, b in pairwise(of)):
         raise ValueError("the turns of an episode are apart: give them together, in order")
-    gains = [0.0] * len(of)
+    gains, sums = [0.0] * len(of), r.copy()
     for t in reversed(range(len(of))):
         goes_on = t + 1 < len(of) and of[t + 1] == of[t]
-        after, later = (v[t + 1], gains[t + 1]) if goes_on else (0.0, 0.0)
+        after, later, rest = (v[t + 1], gains[t + 1], sums[t + 1]) if goes_on else (0.0, 0.0, 0.0)
         gains[t] = r[t] + gamma * after - v[t] + gamma * lam * later
+        sums[t] += rest
     gain = torch.tensor(gains, dtype=torch.float64, device=rewards.device)
     returns = (gain + values.detach().double()).to(dtype_of(rewards))
-    return batch_advantages(gain, episodes).to(dtype_of(rewards)), returns
+    scaled = batch_advantages(gain, episodes) if len(set(sums)) > 1 else torch.zeros_like(gain)
+    return scaled.to(dtype_of(rewards)), returns
 
 
 def step_advantages(

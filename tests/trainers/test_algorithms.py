@@ -404,6 +404,17 @@ def test_gae_against_its_sums(gamma: float, lam: float) -> None:
     close(returns, *wanted[1])
 
 
+def test_gae_of_a_batch_without_variance_is_zero() -> None:
+    """What the critic gets wrong is no signal, however small; with one episode that differs there is a signal."""
+    values, episodes = floats(-0.9, -1.2, -1.1, -0.7), longs(0, 0, 1, 2)
+    for gamma in (1.0, 0.9):
+        same, returns = formulas.gae_advantages(floats(0, -1, -1, -1), values, episodes, gamma=gamma)
+        assert same.tolist() == [0] * 4
+        close(returns, -gamma, -1, -1, -1)
+    assert formulas.gae_advantages(floats(0, -1, -1, 1), values, episodes)[0].all()
+    assert formulas.gae_advantages(floats(0.5, -1.5, -1, -1), values, episodes)[0].all()
+
+
 def test_gae_is_registered_with_its_options() -> None:
     assert [option.name for option in registry.advantages.options("gae")] == ["gamma", "lam"]
     assert [option.type for option in registry.advantages.options("gae")] == ["float", "float"]

@@ -138,6 +138,31 @@ def test_critic_does_not_change_the_update_of_the_policy(folder: Path) -> None:
     assert not torch.equal(*heads)
 
 
+def test_policy_and_critic_learn_together(folder: Path) -> None:
+    """One id is sampled after each prompt. Half of the prompts reward ids below 300; the others never do."""
+    about = of_gae(algorithm={"epochs": 2}, optimizer={"lr": 5e-3})
+    learner, draw = start(folder, about), torch.Generator().manual_seed(0)
+    prompts = [(20, 30 + n % 2, 40 + n % 8) for n in range(64)]
+    solved, explained = [], []
+    for step in range(16):
+        with torch.no_grad():
+            logits: Any = learner.policy.module(torch.tensor(prompts)).logits[:, -1]
+        ids = torch.multinomial(logits.softmax(-1), 1, generator=draw)[:, 0]
+        logp = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].tolist()
+        rewards = [float(id < 300 and prompt[1] == 30) for prompt, id in zip(prompts, ids.tolist(), strict=True)]
+        members = [
+            episode_of(n, rewards[n], [sample_of([*prompt, int(ids[n])], [0, 0, 0, 1], [logp[n]])])
+            for n, prompt in enumerate(prompts)
+        ]
+        groups = [members[n : n + 2] for n in range(0, len(members), 2)]  # each has one prompt of both kinds
+        metrics = learner.train_step(make_batch(batch_of(groups), about, seed=step), seed=step)
+        solved.append(sum(rewards) / 32)
+        explained.append(metrics["critic/vf_explained_var"])
+    assert sum(solved[:3]) / 3 < 0.5 < 0.7 < sum(solved[-3:]) / 3
+    assert explained[0] == 0
+    assert sum(explained[-3:]) / 3 > 0.4
+
+
 def test_first_update_of_the_head() -> None:
     """AdamW's first step is the learning rate in the direction of the sign of each gradient, here by loops."""
     states = torch.tensor([[1.0, 3.0, -2.0], [0.5, -1.0, 4.0], [2.0, 2.0, -5.0]])
