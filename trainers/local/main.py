@@ -81,7 +81,7 @@ def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
         "memory_bytes": memory.items,
         "peak_bytes": memory.peaks,
         "activations_bytes": {
-            f"{word} compute.checkpointing": sum(activations(shape, config, checkpointing=word == "with"))
+            f"{word} checkpointing": sum(activations(shape, config, checkpointing=word == "with"))
             for word in ("with", "without")
         },
     }
