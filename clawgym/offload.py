@@ -12,10 +12,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["offloaded"]
+__all__ = ["offloaded", "offloaded_if_large"]
 
 _T = TypeVar("_T")
 _AT_ONCE = min(8, max(2, (os.cpu_count() or 2) // 2))
+_SMALL = 64 * 1024
+"""Bytes that are worked on in less time than a thread needs to take over and hand back."""
 _gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
@@ -32,3 +34,8 @@ async def offloaded(function: Callable[..., _T], *args: Any) -> _T:
         lambda done: done.cancelled() or done.exception()
     )  # mark as retrieved: the caller may have been cancelled
     return await asyncio.shield(task)
+
+
+async def offloaded_if_large(size: int, function: Callable[..., _T], *args: Any) -> _T:
+    """Like :func:`offloaded` for work on ``size`` bytes; a small amount is worked on here."""
+    return function(*args) if size <= _SMALL else await offloaded(function, *args)

@@ -26,7 +26,7 @@ from functools import cache, partial
 from importlib import resources
 
 from clawgym.errors import GradingError, InfraError, SandboxDied, SandboxError
-from clawgym.offload import offloaded
+from clawgym.offload import offloaded, offloaded_if_large
 from clawgym.records import GradingMode, Task, VerifierResult, packages_of
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, SandboxSpec, Snapshot
 from clawgym.verifiers.graders import ask_grader, judged_by
@@ -68,7 +68,7 @@ async def grade(
     started = time.monotonic()
     spec = task.verifier
     subject = await _submitted(task, subject)
-    changed = await offloaded(changed_inputs, subject.workspace.tar, task.inputs, spec.mutable_inputs)
+    changed = await _changed(task, subject)
     # A grader is called once, on the restored workspace, because a model may not give the same answer twice.
     official = await _run(task, subject, backend, restore=changed if spec.grader else (), grades=grades)
     strict = official
@@ -110,9 +110,14 @@ async def progress(task: Task, subject: Subject, backend: Backend, *, grades: Gr
     :class:`~clawgym.errors.InfraError` if the host fails.
     """
     subject = await _submitted(task, subject)
-    changed = await offloaded(changed_inputs, subject.workspace.tar, task.inputs, task.verifier.mutable_inputs)
+    changed = await _changed(task, subject)
     report = await _run(task, subject, backend, restore=changed, grades=grades)
     return passing_share(report.checks) if report.cause is None else 0.0
+
+
+async def _changed(task: Task, subject: Subject) -> tuple[str, ...]:
+    tar = subject.workspace.tar
+    return await offloaded_if_large(len(tar), changed_inputs, tar, task.inputs, task.verifier.mutable_inputs)
 
 
 async def _submitted(task: Task, subject: Subject) -> Subject:
@@ -162,7 +167,8 @@ async def _run_once(task: Task, subject: Subject, backend: Backend, restore: tup
         return VerifierReport(0.0, cause="layer", log="no sandbox can be started over the files that the agent left")
     try:
         if forked is None:
-            workspace = await offloaded(partial(compose, subject.workspace.tar, drop=protocol.drop, put=originals))
+            tar = subject.workspace.tar
+            workspace = await offloaded_if_large(len(tar), partial(compose, tar, drop=protocol.drop, put=originals))
             # The image may contain files that the agent has deleted.
             if spec.protected and packages_of(task.image) is None:
                 await sandbox.exec(["rm", "-rf", "--", *(file.path for file in task.inputs)], cwd=task.workspace)

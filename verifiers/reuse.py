@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from importlib import resources
 
-from clawgym.offload import offloaded
+from clawgym.offload import offloaded_if_large
 from clawgym.records import GradingMode, Task, VerifierSpec
 from clawgym.sandbox.protocol import Archive
 from clawgym.verifiers._names import nodes_of
@@ -174,7 +174,7 @@ class Grades:
         if not self._pure[digest]:
             self.run += 1
             return await run()
-        key = repr((task.content_hash, *restore, await offloaded(workspace_digest, archive)))
+        key = repr((task.content_hash, *restore, await offloaded_if_large(len(archive.tar), workspace_digest, archive)))
         lock = self._waiting.setdefault(key, asyncio.Lock())
         try:
             async with lock:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,10 @@ _MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Tokens that the parser of replies reads as text, even if the tokenizer treats them as special."""
 _LONG = 2000
 """Fewest characters of a message whose ids are cached: many sessions share a system prompt."""
+_SHORT = 4000
+"""Most characters of an input, as JSON, whose ids are kept."""
+_MOST_KNOWN = 1024
+"""Inputs whose ids are kept: a few megabytes."""
 _QUESTION: Message = {"role": "user", "content": "x"}
 _TOOL: Message = {"role": "tool", "tool_call_id": "call0", "content": "x"}
 
@@ -95,6 +99,7 @@ class Renderer:
         """End tokens that the template writes itself; after a sampled one, no other end is added."""
         self._alphabet = Alphabet(self._backend, frozenset(hidden | stop))
         self._cuts = self._can_cut()
+        self._known: dict[str, array[int]] = {}
         self._cached = lru_cache(maxsize=64)(self._encoded)
         self._takes_images = sees_images(self.template)
         self._needs_calls = self._tail_needs_calls()
@@ -108,8 +113,11 @@ class Renderer:
 
         Raises :class:`~clawgym.gateway.calls.Refusal` if the template refuses the conversation.
         """
-        text = self.template(self._converted(messages), self._guard.value(tools))
-        return tuple(self._encode(text))
+
+        def ids() -> list[int]:
+            return self._encode(self.template(self._converted(messages), self._guard.value(tools)))
+
+        return self._remembered([messages, tools], ids)
 
     def increment(
         self,
@@ -122,12 +130,34 @@ class Renderer:
 
         ``sampled_ids`` are the stored ids of the reply. Raises as :meth:`prompt` does.
         """
-        after = self._after(messages, self._guard.value(tools) if self._needs_tools else ())
-        end = self._first_end.search(after)
-        if end and len(sampled_ids) and self._stands_for(sampled_ids[-1], end.group()):
-            # Encode with the end in front and remove it: some tokenizers encode the start of a text differently.
-            return tuple(self._encode(after[end.start() :])[1:])
-        return tuple(self._encode(after))
+        last = list(sampled_ids[-1:])
+
+        def ids() -> list[int]:
+            after = self._after(messages, self._guard.value(tools) if self._needs_tools else ())
+            end = self._first_end.search(after)
+            if end and last and self._stands_for(last[0], end.group()):
+                # Encode with the end in front and remove it: some tokenizers encode the start of a text differently.
+                return self._encode(after[end.start() :])[1:]
+            return self._encode(after)
+
+        return self._remembered([last, messages, tools], ids)
+
+    def _remembered(self, about: list[Any], ids: Callable[[], list[int]]) -> tuple[int, ...]:
+        """``ids()``, or what it gave for the same input before: attempts at a task begin alike, and commands often
+        print the same. Long inputs are not kept."""
+        try:
+            text = json.dumps(about)
+        except (TypeError, ValueError, RecursionError):
+            return tuple(ids())
+        if len(text) > _SHORT:
+            return tuple(ids())
+        found = self._known.get(text)
+        if found is None:
+            found = array("i", ids())
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[text] = found
+        return tuple(found)
 
     def reply(
         self, messages: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]] = ()

@@ -355,9 +355,12 @@ class Task:
     def frozen(self) -> Task:
         """A copy of this task with all files in memory, so that one attempt uses the same files throughout.
 
-        Each file is read once. Raises :class:`TaskError` if a file is missing, or has changed since
-        :attr:`content_hash` was computed.
+        Each file is read once; such a copy is returned as it is. Raises :class:`TaskError` if a file is missing, or has
+        changed since :attr:`content_hash` was computed.
         """
+
+        if self.__dict__.get("_is_frozen"):
+            return self
 
         def in_memory(files: tuple[TaskFile, ...]) -> tuple[TaskFile, ...]:
             return tuple(TaskFile(f.path, f.read(), f.executable) for f in files)
@@ -377,6 +380,7 @@ class Task:
                     f"task {self.id}: {kind} {path} was changed after the task was read "
                     f"({self.origin or 'no folder'}): restore it, or start a new run with the changed task"
                 )
+        copy.__dict__["_is_frozen"] = True
         return copy
 
 

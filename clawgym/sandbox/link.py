@@ -25,7 +25,7 @@ from importlib import resources
 from typing import Any
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
-from clawgym.offload import offloaded
+from clawgym.offload import offloaded_if_large
 from clawgym.records import TaskFile
 from clawgym.sandbox.linux.listen import check_port, refused
 from clawgym.sandbox.protocol import Archive, ExecResult, SandboxSpec
@@ -433,16 +433,17 @@ class GuestLink:
         raise NotImplementedError
 
     async def put(self, files: Iterable[TaskFile], dest: str) -> None:
-        await self._put(_of_files(files, dest), dest)
+        files = tuple(files)
+        await self._put(_of_files(files, dest), dest, sum(_size_of(file) for file in files))
 
     async def put_archive(self, archive: Archive, dest: str) -> None:
-        await self._put(_of_tar(archive.tar, dest), dest)
+        await self._put(_of_tar(archive.tar, dest), dest, len(archive.tar))
 
-    async def _put(self, entries: Iterable[Entry], dest: str) -> None:
+    async def _put(self, entries: Iterable[Entry], dest: str, size: int) -> None:
         if not dest.startswith("/"):
             raise SandboxError(f"{dest!r} is not an absolute folder in the sandbox: start it with '/'")
         top: Entry = {"path": dest, "kind": "top"}, b""
-        frames = _read_ahead(_framed(itertools.chain([top], entries)))
+        frames = _read_ahead(_framed(itertools.chain([top], entries)), size)
         await self.request("W", self._channel(), b"", self.spec.limits.setup_seconds, 0, frames)
 
     async def end(self) -> None:
@@ -456,8 +457,14 @@ class GuestLink:
         await self._die(None)
 
 
-async def _read_ahead(payloads: Iterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
-    """W frames and the final w frame. They are made in a thread, so that a large tree does not block the event loop."""
+def _size_of(file: TaskFile) -> int:
+    """Bytes in memory; many for a file that has to be read from the disk."""
+    return len(file.source) if isinstance(file.source, bytes) else _AT_ONCE
+
+
+async def _read_ahead(payloads: Iterator[bytes], size: int) -> AsyncIterator[tuple[str, bytes]]:
+    """W frames and the final w frame. Those of more than a few bytes are made in a thread, so that a large tree does
+    not block the event loop."""
 
     def some() -> tuple[list[bytes], bool]:
         found, size = [], 0
@@ -470,7 +477,7 @@ async def _read_ahead(payloads: Iterator[bytes]) -> AsyncIterator[tuple[str, byt
 
     more = True
     while more:
-        found, more = await offloaded(some)
+        found, more = await offloaded_if_large(size, some)
         for payload in found:
             yield "W", payload
     yield "w", b""

@@ -8,6 +8,7 @@ again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import random
@@ -20,7 +21,7 @@ from clawgym.agents.protocol import Agent, ResidentAgent
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines import Sampling
 from clawgym.engines.protocol import Engine
-from clawgym.errors import PoolError, TrainingError
+from clawgym.errors import PoolError, TaskError, TrainingError
 from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
 from clawgym.pool import EpisodeEnd, Pool
@@ -248,6 +249,8 @@ class GroupPlayer:
     async def play(self, number: int, samples: MissingSamples | None = None) -> None:
         """Run a group, or only ``samples`` of it. The group's deadline starts when the first episode has a slot."""
         task, about = self.task_of(number), self._config.rollout
+        with contextlib.suppress(TaskError):  # each episode tells it
+            task = await asyncio.to_thread(task.frozen)  # once for all
         if samples is None:
             samples = dict.fromkeys(range(about.group_size), ())
         group = group_id(number)

@@ -105,9 +105,12 @@ class LocalSandbox(GuestLink):
         except InfraError:
             gone = False  # something may still run in there: the next start clears it
         await self.end()
-        # Closing the last descriptor of a mount removes its files, which can take seconds.
-        await offloaded(os.close, self._root)
+        await offloaded(self._let_go)
         await self._free(gone)
+
+    def _let_go(self) -> None:
+        """Close the descriptors of files. Closing the last one of a mount removes its files, which can take seconds."""
+        os.close(self._root)
 
     async def _free(self, gone: bool) -> None:
         """Free the backend's resources. ``gone``: whether certainly no process of the sandbox is left."""

@@ -19,8 +19,9 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.offload import offloaded
@@ -103,10 +104,52 @@ class NamespaceSandbox(LocalSandbox):
             layer = await offloaded(self._backend.save_layer, self)
         return self._backend.register_snapshot(self, layer)
 
+    def _let_go(self) -> None:
+        super()._let_go()
+        os.close(self._layer)
+
     async def _free(self, gone: bool) -> None:
-        await offloaded(os.close, self._layer)
         self._backend.sandboxes.pop(self.id, None)
         await self._backend.let_go(self.below)
+
+
+class _Stack(NamedTuple):
+    """The file systems of a plan."""
+
+    lowers: dict[str, str]
+    """Folder below the mount point -> the folder of this machine that root mounts there."""
+    mkdirs: tuple[str, ...]
+    overlays: tuple[tuple[str | None, str, list[str]], ...]
+    """Name of the writable layer (None: read-only), target, lower folders, top first."""
+    pristine: str | None
+    """The untouched ``/usr``, if it is asked for."""
+
+
+@lru_cache(maxsize=64)  # the same for almost all sandboxes of a run
+def _stack(root: rootfs.Root, layers: tuple[Path, ...], as_root: bool, pristine: bool) -> _Stack:
+    lowers: dict[str, str] = {}
+
+    def lower(index: int, kind: str, path: Path) -> str:
+        if not as_root:
+            return str(path)
+        lowers[f"low/{kind}{index}"] = str(path)
+        return f"low/{kind}{index}"
+
+    mkdirs: list[str] = []
+    overlays: list[tuple[str | None, str, list[str]]] = []
+    for kind, target, paths in (("root", "new", root.base), ("usr", "new/usr", root.usr)):
+        if paths:
+            stack = [*paths, *(saved / kind for saved in layers)]  # bottom first; overlay options start at the top
+            overlays.append((kind, target, [lower(i, kind, path) for i, path in enumerate(stack)][::-1]))
+            mkdirs += [kind, f"{kind}-work"]
+    untouched = None
+    if pristine and root.usr:  # the host's /usr without the sandbox's changes; hidden folders stay hidden
+        overlays.append((None, "pristine", [lower(i, "usr", path) for i, path in enumerate(root.usr)][::-1]))
+        mkdirs.append("pristine")
+        untouched = "pristine"
+    elif pristine:
+        untouched = lower(0, "pristine", root.base[0] / "usr")
+    return _Stack(lowers, tuple(mkdirs), tuple(overlays), untouched)
 
 
 @sandboxes.register("namespace")
@@ -120,6 +163,7 @@ class NamespaceBackend(Probed):
 
     def __init__(self) -> None:
         self.supervised = Supervised()
+        self._mountpoint = str(self.supervised.state / "layer")
         self.sandboxes: dict[str, NamespaceSandbox] = {}
         self._started: asyncio.Task[None] | None = None
         self._roots: dict[str, rootfs.Root] = {}
@@ -195,31 +239,12 @@ class NamespaceBackend(Probed):
         """The plan for process 1 (``unshare.py``)."""
         limits = spec.limits
         as_root = os.geteuid() == 0
-        layer = str(self.supervised.state / "layer")
-        lowers: dict[str, str] = {}
-
-        def lower(index: int, kind: str, path: Path) -> str:
-            if not as_root:
-                return str(path)
-            lowers[f"low/{kind}{index}"] = str(path)
-            return f"low/{kind}{index}"
-
-        mkdirs: list[str] = []
-        overlays: list[tuple[str | None, str, list[str]]] = []
-        for kind, target, paths in (("root", "new", root.base), ("usr", "new/usr", root.usr)):
-            if paths:
-                stack = [*paths, *(saved / kind for saved in layers)]  # bottom first; overlay options start at the top
-                overlays.append((kind, target, [lower(i, kind, path) for i, path in enumerate(stack)][::-1]))
-                mkdirs += [kind, f"{kind}-work"]
+        layer = self._mountpoint
+        stack = _stack(root, layers, as_root, spec.pristine_tools)
+        mkdirs = [*stack.mkdirs]
         binds: list[tuple[str, str]] = []
-        if spec.pristine_tools:
-            if root.usr:  # the host's /usr without the sandbox's changes; hidden folders stay hidden
-                overlays.append((None, "pristine", [lower(i, "usr", path) for i, path in enumerate(root.usr)][::-1]))
-                mkdirs.append("pristine")
-                path = f"{layer}/pristine"
-            else:
-                path = lower(0, "pristine", root.base[0] / "usr")
-                path = f"{layer}/{path}" if as_root else path
+        if stack.pristine is not None:
+            path = f"{layer}/{stack.pristine}" if as_root or root.usr else stack.pristine
             binds.append((path, f"{PRISTINE}/usr"))
             binds.append(("/dev/null", "/etc/ld.so.preload"))  # every loader reads it
         for index, folder in enumerate(spec.readonly):
@@ -239,10 +264,10 @@ class NamespaceBackend(Probed):
         env = {**rootfs.ENV, **spec.env}
         return {
             "kind": "namespace",
-            "lowers": lowers,
+            "lowers": stack.lowers,
             "mounts": mounts,
             "mkdirs": mkdirs,
-            "overlays": overlays,
+            "overlays": stack.overlays,
             "binds": binds,
             "mountpoint": layer,
             "layer_bytes": limits.disk_mb * _MiB,
