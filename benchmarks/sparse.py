@@ -2,7 +2,8 @@
 
     python benchmarks/sparse.py --out runs/sparse
 
-For each seed a model from scratch imitates demonstrations of ``chain-8`` (``chains.py``) until a fixed share of the
+For each seed a model from scratch imitates demonstrations of ``chain-8``
+(:mod:`clawgym.trainers.recipes.chains`) until a fixed share of the
 files is right (``base``): single steps mostly succeed, whole chains almost never. From it, with the same number of
 updates on as many episodes, and without imitation,
 
@@ -28,13 +29,13 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
-import chains
 from learning import half_width, heldout, rows, seconds, train
 
 from clawgym.agents.demonstrate import reference_calls
 from clawgym.agents.text_protocol import Command, parse_reply
 from clawgym.records.judge import Judge, Judgeable, Vote
 from clawgym.rewards.rules import DegradedJudge, RuleJudge
+from clawgym.trainers.recipes import chains
 
 TRAIN = range(2000, 4000)
 RECIPE = Path(__file__).with_name("sparse.yaml")

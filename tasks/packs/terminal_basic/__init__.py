@@ -18,7 +18,7 @@ from .files import FILES
 from .programs import PROGRAMS
 from .shell import SHELL
 
-__all__ = ["GENERATORS", "NAME", "VERSION", "load", "make"]
+__all__ = ["GENERATORS", "NAME", "VERSION", "TerminalDraft", "build", "load", "make"]
 
 NAME = "terminal-basic"
 VERSION = "3"

@@ -1,7 +1,7 @@
-"""A task set for experiments: long chains of dependent steps, whose outcome is sparse and whose steps can be checked.
+"""A task set for experiments: chains of dependent steps, whose outcome is sparse and whose steps can be checked.
 
 ``chain-8`` asks for eight files, each made from the one before. A check looks at each file, so a wrong step makes all
-later ones wrong too. The set is ``chains:pack`` in a configuration, where this folder is on the Python path.
+later ones wrong too. In a configuration: ``tasks.set: clawgym.trainers.recipes.chains:pack``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from functools import partial
 
 from clawgym.tasks.packs.seeded import WORDS, Generator, SeededPack, generator
-from clawgym.tasks.packs.terminal_basic._build import TerminalDraft, build
+from clawgym.tasks.packs.terminal_basic import TerminalDraft, build
 
 STEPS = (2, 4, 8)
 OPS = {
@@ -58,7 +58,7 @@ def draft(rng: random.Random, steps: int) -> TerminalDraft:
         )
 
     says = [f"Make f{k + 1}.txt: {OPS[op][0].format(f'f{k}.txt', number)}." for k, (op, number) in enumerate(ops)]
-    other = rng.choice([(op, 3) for op in OPS if op != ops[0][0]])
+    other = rng.choice([(op, 3) for op in OPS if after(op, 3, start) != made[1]])
     return TerminalDraft(
         instruction=" ".join(says),
         inputs={"f0.txt": "\n".join(start) + "\n"},
@@ -67,7 +67,7 @@ def draft(rng: random.Random, steps: int) -> TerminalDraft:
         wrong={
             "stops-early": script(ops[:-1]),
             "always-from-f0": script([*ops[:1], *ops[:-1]], chained=False),
-            "another-start": script([other, *ops[1:]]),
+            "another-start": script([other, *ops[1:]]),  # the last file may be right by chance, the first is not
         },
         check='for path, lines in DATA["steps"].items():\n    checks(path)(lambda: cg.read_lines(WS / path) == lines)',
     )
