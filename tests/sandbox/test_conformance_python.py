@@ -18,7 +18,7 @@ PROGRAMS = {
 import os, sys, signal, locale
 print(sys.argv, sys.path, sys.executable, sys.version, __name__, __file__ if "__file__" in globals() else None)
 print(os.getcwd(), sorted(os.environ.items()), os.umask(0o22), sorted(map(int, os.listdir("/proc/self/fd")))[:3])
-print(sys.dont_write_bytecode, sys.stdin.encoding, sys.stdout.errors, sys.stderr.errors, sys.stdout.name)
+print(sys.flags, sys.dont_write_bytecode, sys.stdin.encoding, sys.stdout.errors, sys.stderr.errors, sys.stdout.name)
 print([signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)])
 print(locale.getpreferredencoding(), sys.getfilesystemencoding(), sys.stdin.read())
 print([name for name in sys.modules if "clawgym" in name], sorted(vars(sys.modules["__main__"])))

@@ -117,11 +117,11 @@ class Supervised:
         with theirs:
             # A clean environment: process 1 of every sandbox is a copy of this process.
             self._process = subprocess.Popen(
-                [python or sys.executable, "-P", "-s", "-S", "-c", _BOOT, *words],
+                [python or sys.executable, "-I", "-S", "-B", "-c", _BOOT, *words],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONMALLOC": "malloc"},
+                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
             )
         ours.setblocking(False)
         self._socket = ours
