@@ -7,6 +7,8 @@ import re
 import pytest
 
 from clawgym.sandbox import Backend, ExecResult, Sandbox, SandboxSpec
+from clawgym.sandbox import backend as make_backend
+from clawgym.sandbox.linux import supervised
 
 from .conftest import Traits
 
@@ -121,3 +123,15 @@ async def test_a_program_that_hangs_is_killed(backend: Backend) -> None:
     done = await sandbox.exec([*COMMAND, "print(1, flush=True)\nwhile True: pass"], timeout=0.5)
     assert (done.timed_out, done.output) == (True, b"1\n")
     assert (await sandbox.exec([*COMMAND, "print(2)"])).output == b"2\n"
+
+
+async def test_a_python_that_lacks_a_module_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised, "_NEEDED", ("no_such_module_here",))
+    supervised._image_python.cache_clear()
+    own = make_backend("namespace")
+    try:
+        sandbox = await own.create(SandboxSpec(warm_python=True))
+        assert await _loaded(sandbox, "-I", "-S", "-B") < 1.5 * await _loaded(sandbox, "-I", "-B")
+    finally:
+        await own.aclose()
+        supervised._image_python.cache_clear()

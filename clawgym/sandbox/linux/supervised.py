@@ -18,6 +18,7 @@ from clawgym.errors import InfraError, SandboxError, SandboxUnavailable
 from clawgym.records import packages_of
 from clawgym.sandbox import leases
 from clawgym.sandbox.linux.messages import receive, send
+from clawgym.sandbox.linux.warm import MODULES
 from clawgym.sandbox.protocol import SandboxSpec
 
 __all__ = ["Supervised"]
@@ -38,8 +39,14 @@ if sys.argv[5]:
 from clawgym.sandbox.linux.supervisor import main
 main(int(sys.argv[2]), sys.argv[3], sys.argv[4], zygotes)
 """
-_OLDEST = (3, 11)
-"""The oldest Python that the supervisor's modules can be read by."""
+_SUITS = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+sys.exit(sys.version_info < (3, 11))
+"""
+"""Succeeds with a Python that can run the supervisor: some distributions leave out parts of the standard library."""
+_NEEDED = (*MODULES, "array", "ctypes", "fcntl", "resource", "select", "signal", "socket", "struct", "termios")
 
 _OPEN: weakref.WeakSet[Supervised] = weakref.WeakSet()
 
@@ -62,7 +69,7 @@ def _image_python() -> str | None:
     """
     for path in ("/usr/bin/python3", "/usr/local/bin/python3"):  # the second is shown if the first does not exist
         if os.path.exists(path):
-            words = [path, "-I", "-S", "-c", f"import sys; sys.exit(sys.version_info < {_OLDEST})"]
+            words = [path, "-I", "-S", "-c", _SUITS, *_NEEDED]
             done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
             return path if done.returncode == 0 else None
     return None

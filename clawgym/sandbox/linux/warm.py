@@ -22,12 +22,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-__all__ = ["interpret", "preload"]
+__all__ = ["MODULES", "interpret", "preload"]
 
-_MODULES = (
+MODULES = (
     *("collections", "contextlib", "csv", "datetime", "functools", "hashlib", "io", "itertools", "json", "math"),
     *("operator", "pathlib", "re", "stat", "string", "time", "traceback", "typing"),
 )
+"""What most checkers import."""
 _OWN = "clawgym"
 _INTERRUPTED = 130
 _kept: list[object] = []
@@ -35,7 +36,7 @@ _kept: list[object] = []
 
 def preload() -> None:
     """Import the modules that most checkers use."""
-    for name in _MODULES:
+    for name in MODULES:
         __import__(name)
 
 
