@@ -34,10 +34,10 @@ from clawgym.sandbox.linux import seccomp, syscalls, zygote
 syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
 filters = {"namespace": seccomp.program(), "chroot": seccomp.program(shared=True)}
 zygotes = [zygote.fork(filters)]
-if sys.argv[5]:
+if sys.argv[3]:
     zygotes.append(zygote.fork(filters, preloaded=True))
 from clawgym.sandbox.linux.supervisor import main
-main(int(sys.argv[2]), sys.argv[3], sys.argv[4], zygotes)
+main(int(sys.argv[2]), sys.argv[4], sys.argv[5], zygotes)
 """
 _SUITS = """
 import importlib, sys
@@ -120,7 +120,7 @@ class Supervised:
         package = str(Path(__file__).resolve().parents[2])
         python = await asyncio.to_thread(_image_python)
         self.interprets = python is not None
-        words = [package, str(theirs.fileno()), str(self.state), self.owner, "warm" if python else ""]
+        words = [package, str(theirs.fileno()), "warm" if python else "", str(self.state), self.owner]
         with theirs:
             # A clean environment: process 1 of every sandbox is a copy of this process.
             self._process = subprocess.Popen(
