@@ -2,10 +2,9 @@
 
     python benchmarks/sparse.py --out runs/sparse
 
-For each seed a model from scratch imitates demonstrations of ``chain-8``
-(:mod:`clawgym.trainers.recipes.chains`) until a fixed share of the
-files is right (``base``): single steps mostly succeed, whole chains almost never. From it, with the same number of
-updates on as many episodes, and without imitation,
+For each seed a model from scratch imitates demonstrations of ``chain-8`` (:mod:`clawgym.trainers.recipes.chains`) until
+a fixed share of the files is right (``base``): single steps mostly succeed, whole chains almost never. From it, with
+the same number of updates on as many episodes, and without imitation,
 
 - ``outcome``: 1 for a solved task, else 0; ``dynamic``: the same, and groups without a difference are replaced;
 - ``final-phi``: partial credit at the end, the share of right files; no credit for single turns;

@@ -94,13 +94,16 @@ def is_pure(spec: VerifierSpec) -> bool:
         return False
     if spec.protected or not isinstance(protocol_of(spec), StandardCheck):
         return False
-    sources = [(file.path, file.read()) for file in spec.files if file.path.endswith(".py")]
+    return _are_deterministic(tuple((file.path, file.read()) for file in spec.files if file.path.endswith(".py")))
+
+
+@lru_cache(maxsize=512)  # asked for each episode
+def _are_deterministic(sources: tuple[tuple[str, bytes], ...]) -> bool:
     ours = resources.files("clawgym.verifiers").joinpath("checks.py").read_bytes()
     beside = frozenset(path.rpartition(".")[0].split("/")[0] for path, _ in sources)
     return all(source == ours or _is_deterministic(source, beside) for _, source in sources)
 
 
-@lru_cache(maxsize=512)
 def _is_deterministic(source: bytes, beside: frozenset[str]) -> bool:
     try:
         nodes = nodes_of(ast.parse(source))
@@ -154,7 +157,6 @@ class Grades:
         self._most = most
         self._known: OrderedDict[str, VerifierReport] = OrderedDict()
         self._waiting: dict[str, asyncio.Lock] = {}
-        self._pure: dict[str, bool] = {}
         self.run = 0
         """Times that a verifier was run."""
         self.reused = 0
@@ -168,10 +170,7 @@ class Grades:
         It is an earlier report, if the verifier is pure. Identical workspaces that are graded at the same time wait for
         the first. Only reports without a cause are kept. Raises what ``run`` raises.
         """
-        digest = task.verifier.digest
-        if digest not in self._pure:
-            self._pure[digest] = is_pure(task.verifier)
-        if not self._pure[digest]:
+        if not is_pure(task.verifier):
             self.run += 1
             return await run()
         key = repr((task.content_hash, *restore, await offloaded_if_large(len(archive.tar), workspace_digest, archive)))
