@@ -16,8 +16,6 @@ from __future__ import annotations
 import os
 import sys
 
-from clawgym.sandbox.inside.guest import PYTHON
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -73,7 +71,8 @@ def _as_started(argv: list[str], env: dict[str, str]) -> str:
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(env)
-    sys.argv = ["-c", *argv[len(PYTHON) + 1 :]]
+    text, *arguments = argv[argv.index("-c") + 1 :]
+    sys.argv = ["-c", *arguments]
     sys.orig_argv = argv
     sys.dont_write_bytecode = True
     sys.path_importer_cache.clear()
@@ -88,7 +87,7 @@ def _as_started(argv: list[str], env: dict[str, str]) -> str:
         depth, frame = depth + 1, frame.f_back
     sys.setrecursionlimit(sys.getrecursionlimit() + depth)
     gc.enable()
-    return argv[len(PYTHON)]
+    return text
 
 
 def _open_streams() -> None:
