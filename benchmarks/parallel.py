@@ -8,8 +8,8 @@ the same thing in every turn. So a turn is what the environment costs, and nothi
 
 - ready: from ``gym.make`` until the last of all environments has its first observation.
 - PSS: of everything below this process, by environment; this process itself stands apart.
-- turns/s: every environment gets its next action as soon as it has answered (``send``/``recv``). The baseline is one
-  environment alone, in the same run.
+- turns/s: every environment gets its next action as soon as it has answered (``send``/``recv``), for three seconds at
+  least. The baseline is one environment alone, in the same run.
 - graded: all of them submit at once, without having done anything.
 - left: what is there two seconds after ``close`` and was not before: processes, listening sockets, and what bears the
   owner's id: mounts, control groups, folders.
@@ -145,11 +145,18 @@ def _sockets() -> Iterator[str]:
             yield f"socket {connection.laddr}"
 
 
-def drive(envs: Any, action: str, turns: int) -> float:
-    """Turns a second of all environments together."""
+def drive(envs: Any, action: str, turns: int, seconds: float = 3.0) -> float:
+    """Turns a second of all environments together: rounds of ``turns`` of each, until ``seconds`` are over."""
+    began, rounds = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        drive_once(envs, action, turns)
+        rounds += 1
+    return rounds * turns * envs.num_envs / (time.perf_counter() - began)
+
+
+def drive_once(envs: Any, action: str, turns: int) -> None:
     count = envs.num_envs
     left = [turns - 1] * count
-    began = time.perf_counter()
     envs.send([action] * count, range(count))
     busy = count
     while busy:
@@ -159,7 +166,6 @@ def drive(envs: Any, action: str, turns: int) -> float:
             left[i] -= 1
         envs.send([action] * len(going), going)
         busy -= len(ids) - len(going)
-    return turns * count / (time.perf_counter() - began)
 
 
 def measure(name: str, options: argparse.Namespace) -> None:
