@@ -435,6 +435,9 @@ class Evaluation(_Part):
     """Episodes per task."""
     greedy: bool = False
     """Greedy decoding; otherwise sampling at temperature 1."""
+    before: bool = True
+    """Evaluate the held-out split before the first step too. Without it only the best checkpoint is, at the end: for
+    experiments with many runs from one base, whose score is known."""
     canary: int = Field(default=8, ge=0)
     """Validation tasks on which attacks and trivial policies are scored."""
 

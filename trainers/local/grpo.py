@@ -85,7 +85,7 @@ class _Loop:
         progress = self._progress
         await self._acknowledge()  # batches that a killed run saved but did not acknowledge
         if progress.step == 0 and self._checkpoints.last() is None:
-            for greedy in (False, True):
+            for greedy in (False, True) if self._config.evaluation.before else ():
                 await self._run.measure(self._services, "heldout", self._splits.heldout, 0, greedy=greedy)
             await self._validate()
             await self._save()

@@ -218,7 +218,7 @@ class _VerlRun:
         self._acknowledge()
         self._advance(self._progress.step)
         if self._progress.step == 0 and self._checkpoints.last() is None:
-            for greedy in (False, True):
+            for greedy in (False, True) if self.config.evaluation.before else ():
                 self._measure("heldout", 0, greedy=greedy)
             self._validate()
             self._save(trainer)

@@ -176,9 +176,12 @@ async def test_exceeded_guard_keeps_last_good_checkpoint(taught: Path, tmp_path:
 
 async def test_lora_training_and_sampling(taught: Path, tmp_path: Path) -> None:
     best = Checkpoints(taught).best()
-    config = small(model={"path": str(best / "model"), "lora": {"rank": 2}}, budget={"steps": 2})  # type: ignore[operator]
+    about = {"path": str(best / "model"), "lora": {"rank": 2}}  # type: ignore[operator]
+    config = small(model=about, budget={"steps": 2}, evaluation={"every": 2, "before": False})
     out = tmp_path / "lora"
     await train(config, out, view=Said())
+    measured = [(row["split"], row["greedy"]) for row in lines(out / "evaluations.jsonl")]
+    assert measured == [("validation", False), ("validation", False), ("heldout", False), ("heldout", True)]
     assert all(row["training/rollout_probs_diff"] < 1e-4 for row in lines(out / "metrics.jsonl"))
     last = Checkpoints(out).last()
     assert last is not None
