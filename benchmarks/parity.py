@@ -3,9 +3,9 @@
     python benchmarks/parity.py --out runs/parity                      # five seeds, twenty-four steps each
     python benchmarks/parity.py --out runs/parity --seeds 2 --steps 3  # whether it works
 
-The recipe ``demo``, with more tasks held out: a policy is imitated once (``base``); from it the trainers ``local`` and
-``verl`` (on CPUs, ``sync``) reinforce for the same steps, with the same seeds, so also on the same groups of tasks.
-Every run is a folder below ``--out`` and goes on where it was interrupted.
+The recipe ``write-word.yaml``, with more tasks held out: a policy is imitated once (``base``); from it the trainers
+``local`` and ``verl`` (on CPUs, ``sync``) reinforce for the same steps, with the same seeds, so also on the same groups
+of tasks. Every run is a folder below ``--out`` and goes on where it was interrupted.
 
 What is compared is the success on the held-out tasks of the checkpoint that the validation part chose, sampled at
 temperature 1. The difference is taken by seed, and its interval is Student's t over seeds, at 90 %: where it lies
@@ -22,6 +22,7 @@ from learning import half_width, heldout, train
 
 MARGIN = 0.1
 TASKS = ("tasks.heldout.count=192",)
+RECIPE = str(Path(__file__).with_name("write-word.yaml"))
 
 
 def main() -> None:
@@ -31,14 +32,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     args = parser.parse_args()
     base = args.out / "base"
-    train("sft", base, *TASKS, config="demo")
+    train("sft", base, *TASKS, config=RECIPE)
     both = (*TASKS, f"model.path={base}", f"budget.steps={args.steps}", "evaluation.every=8")
     found: list[tuple[float, float]] = []
     for seed in range(args.seeds):
         ends = []
         for trainer in ("local", "verl"):
             run = args.out / f"{trainer}-{seed}"
-            train("rl", run, *both, f"seed={seed}", f"trainer={trainer}", "verl.engine=transformers", config="demo")
+            train("rl", run, *both, f"seed={seed}", f"trainer={trainer}", "verl.engine=transformers", config=RECIPE)
             ends.append(heldout(run)["score"])
         found.append((ends[0], ends[1]))
         print(f"seed {seed}: local {ends[0]:.3f}, verl {ends[1]:.3f}", flush=True)

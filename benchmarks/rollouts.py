@@ -35,7 +35,7 @@ def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("before", type=Path, help="a checkout of the earlier version, installed")
     ask.add_argument("--out", type=Path, default=Path("runs/rollouts"))
-    ask.add_argument("--config", default="demo")
+    ask.add_argument("--config", default=str(HERE / "benchmarks/write-word.yaml"))
     ask.add_argument("--rounds", type=int, default=3)
     ask.add_argument("--steps", type=int, default=8)
     ask.add_argument("--set", action="append", default=[], dest="settings")

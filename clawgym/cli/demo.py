@@ -1,4 +1,4 @@
-"""``clawgym demo``: rank three agents on a built-in pack, then train a small model; takes a few minutes."""
+"""``clawgym demo``: rank three agents on a built-in pack, then train a small model; takes under ten minutes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def demo(
     out: Out = None,
     sandbox: SandboxName = "auto",
 ) -> None:
-    """Run a tour of a few minutes on this machine.
+    """Run a tour of under ten minutes on this machine.
 
     Grades three agents on `terminal-basic` in real sandboxes: the reference solution, a careless agent and a no-op
-    agent. Then trains a small new model, first on demonstrations (sft), then from rewards (rl). Shows the ranking, the
-    learning curve and the paths of the reports. Results go to runs/demo unless --out is given.
+    agent. Then trains a small new model, first on demonstrations (sft), then from nothing but rewards (rl). Shows the
+    ranking, the learning curve, success on held-out tasks before and after the rewards, and the paths of the reports.
+    Results go to runs/demo unless --out is given.
     """
     from clawgym.console import Console
     from clawgym.leaderboards import load_entry, rank, to_view
@@ -43,7 +44,8 @@ def demo(
 
 
 def _train(out: Path, sandbox: str, console: Console) -> None:
-    """Train on demonstrations, then from rewards, and print the learning curve on the validation tasks."""
+    """Train on demonstrations, then from rewards. Print the curve on the validation tasks, and both ends on the
+    held-out tasks."""
     from clawgym.cli.train import train
     from clawgym.errors import MissingDependency
     from clawgym.trainers.config import load_config
@@ -59,6 +61,7 @@ def _train(out: Path, sandbox: str, console: Console) -> None:
     except MissingDependency as error:
         console.say(f"no training: {error}")
         return
+    rows = []
     for title, run in (("imitation", imitated), ("reinforcement", trained)):
         rows = [json.loads(line) for line in (run / "evaluations.jsonl").read_text("utf-8").splitlines()]
         for row in rows:
@@ -66,6 +69,9 @@ def _train(out: Path, sandbox: str, console: Console) -> None:
                 line = f"{title:>13} {row['step']:4}  {row['score']:4.0%} {'█' * round(40 * row['score'])}"
                 console.say(line)
         console.say(f"report: {run / 'report.html'}")
+    for greedy, title in ((False, "sampled"), (True, "greedy")):
+        scores = [row["score"] for row in rows if row["split"] == "heldout" and row["greedy"] == greedy]
+        console.say(f"held-out tasks, {title}: {scores[0]:.0%} before the rewards, {scores[-1]:.0%} after")
 
 
 async def _run(plan: list[tuple[str, Path]], sandbox: str) -> None:

@@ -107,5 +107,7 @@ def test_demo_ranks_three_agents_and_trains_a_model(tmp_path: Path) -> None:
         assert f"report: runs/demo/{name}/report.html" in done.stdout
         shown = [line.split()[1] for line in done.stdout.splitlines() if line.strip().startswith(f"{method} ")]
         assert shown == ["0", "1", "2"]
+    ends = [line for line in done.stdout.splitlines() if line.startswith("held-out tasks, ")]
+    assert [line.split()[2] for line in ends] == ["sampled:", "greedy:"]
     again = clawgym("demo", cwd=tmp_path, before=BRIEFLY)
     assert again.stdout == done.stdout, "the same command resumes: nothing is left to do"
