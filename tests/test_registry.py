@@ -485,7 +485,7 @@ from clawgym.trainers.config import load_config
 from clawgym.trainers.credit import ScoredEpisode, turn_advantages
 
 
-config = load_config("demo", sys.argv[1:])
+config = load_config("tiny-cpu", sys.argv[1:])
 attempts = [ScoredEpisode("g", score, "failed", 1, 1, 1, turns=(0,)) for score in (1.0, 0.0)]
 print(turn_advantages(attempts, config, seed=0)[0])
 """
@@ -509,7 +509,7 @@ from clawgym.trainers.config import load_config
 async def main():
     for name in ("content", "scratch.judge:Content"):
         for own in ("reward.votes=5", "reward.judge_options={votes: 7}"):
-            config = load_config("demo", [f"reward.judge={name}", own])
+            config = load_config("tiny-cpu", [f"reward.judge={name}", own])
             async with judging(config, None) as made:
                 print(made.pool._judge.votes)
 
