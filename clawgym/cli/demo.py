@@ -1,4 +1,4 @@
-"""``clawgym demo``: rank three agents on a built-in pack, then train a small model; takes about twelve minutes."""
+"""``clawgym demo``: rank three agents on a built-in pack, then train a small model; takes about nine minutes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def demo(
     out: Out = None,
     sandbox: SandboxName = "auto",
 ) -> None:
-    """Run a tour of about twelve minutes on this machine.
+    """Run a tour of about nine minutes on this machine.
 
     Grades three agents on `terminal-basic` in real sandboxes: the reference solution, a careless agent and a no-op
     agent. Then trains a small new model, first on demonstrations (sft), then from nothing but rewards (rl). Shows the
