@@ -64,9 +64,9 @@ def program(words: list[str]) -> tuple[Callable[[list[Lines]], Lines], list[str]
             return lambda files: [line for lines in files for line in lines[::-1]], names
         case ["cat", *names] if names:
             return _joined, names
-        case ["head", "-n", count, name] if count.isdigit():
+        case ["head", "-n", count, name] if count.isdecimal():
             return lambda files: _joined(files)[: int(count)], [name]
-        case ["tail", "-n", count, name] if count.isdigit():
+        case ["tail", "-n", count, name] if count.isdecimal():
             return lambda files: _joined(files)[max(0, len(_joined(files)) - int(count)) :], [name]
         case ["sed", "1d", *names] if names:
             return lambda files: _joined(files)[1:], names
@@ -103,7 +103,7 @@ class Shell:
             words = [*lexer]
         except ValueError:
             return "bash: eval: line 6: unexpected EOF while looking for matching `''\n", 2
-        if words[:2] == ["cd", "--"]:
+        if words[:2] == ["cd", "--"] and len(words) == 3:
             self._cwd = words[2]
             return "", 0
         targets: list[str] = []
@@ -226,7 +226,7 @@ def graded(box: Box, folder: str, workspace: str) -> str:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as real:
         for name, content in box.files.items():
             path = PurePosixPath(name)
-            if path.parent == PurePosixPath(workspace) and len(path.name.encode()) <= 255:
+            if path.parent == PurePosixPath(workspace) and path.name != ".." and len(path.name.encode()) <= 255:
                 Path(real, path.name).write_bytes(content)
         argv, sys.argv = sys.argv, ["check.py", real]
         try:
