@@ -356,6 +356,9 @@ class Compute(_Part):
     threads: int | None = Field(default=None, gt=0)
     """CPU threads of torch in this process."""
     device: str | None = None
+    kernels: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Precision of linear layers while the engine in this process samples from a float32 model on a CPU. Lower is
+    faster; the stored log-probs are those of the sampling policy. Layers with an adapter stay in float32."""
     vllm: str | None = None
     """Address of a vLLM server that samples for the trainer (``http://127.0.0.1:8000/v1``). Left out: an engine in this
     process."""
@@ -493,6 +496,10 @@ class TrainConfig(_Part):
             raise ValueError(f"compute.{served[0]}: is for trainer: local: set verl.engine to {served[0]} instead")
         if len(served) > 1:
             raise ValueError("compute.vllm, compute.sglang: one server samples: leave one of them out")
+        if self.compute.kernels != "float32" and (served or self.model.dtype != "float32" or self.trainer != "local"):
+            raise ValueError(
+                "compute.kernels: are for the engine in this process and model.dtype float32: leave them out"
+            )
         if self.compute.sglang and self.model.lora:
             raise ValueError("compute.sglang: gets all weights, no adapters: leave out model.lora, or set compute.vllm")
         if self.compute.sleep and not served:

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import rms_norm
 
+from clawgym.engines._kernels import Kernels, linear_in
 from clawgym.engines._slots import Plan
 
 __all__ = ["Lean"]
@@ -23,8 +24,9 @@ _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3F
 class Lean:
     """Runs ``model``, a module of :data:`_FAMILY`."""
 
-    def __init__(self, model: Any, window: int) -> None:
+    def __init__(self, model: Any, window: int, kernels: Kernels = "float32") -> None:
         inner = model.model
+        self._compute = linear_in(kernels)
         self._layers = list(inner.layers)
         self._embed, self._norm, self._head = inner.embed_tokens, inner.norm, model.lm_head
         attention = self._layers[0].self_attn
@@ -38,41 +40,43 @@ class Lean:
         self._cos, self._sin = cos[0, :, None], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None]
 
     @classmethod
-    def of(cls, model: Any, window: int) -> Lean | None:
+    def of(cls, model: Any, window: int, kernels: Kernels = "float32") -> Lean | None:
         """A fast forward pass for ``model``; None if it is not supported."""
-        if type(model).__name__ not in _FAMILY or next(model.parameters()).dtype != torch.float32:
+        weight = next(model.parameters())
+        if type(model).__name__ not in _FAMILY or weight.dtype != torch.float32:
             return None
-        return cls(model, window)
+        if kernels != "float32" and weight.device.type != "cpu":
+            return None
+        return cls(model, window, kernels)
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, ends: torch.Tensor, plan: Plan) -> torch.Tensor:
         """A :data:`~clawgym.engines.load.Run`."""
         dim, half = self._head_dim, self._head_dim // 2
-        cos, sin = self._cos[positions], self._sin[positions]
+        cos, sin, linear = self._cos[positions], self._sin[positions], self._linear
         x = self._embed(ids)
         for number, layer in enumerate(self._layers):
             attention, mlp = layer.self_attn, layer.mlp
             h = _norm(layer.input_layernorm, x)
-            q = _linear(attention.q_proj, h).unflatten(-1, (-1, dim))
-            k = _linear(attention.k_proj, h).unflatten(-1, (-1, dim))
-            v = _linear(attention.v_proj, h).unflatten(-1, (-1, dim))
+            q = linear(attention.q_proj, h).unflatten(-1, (-1, dim))
+            k = linear(attention.k_proj, h).unflatten(-1, (-1, dim))
+            v = linear(attention.v_proj, h).unflatten(-1, (-1, dim))
             if "q_norm" in attention._modules:
                 q, k = _norm(attention.q_norm, q), _norm(attention.k_norm, k)
             heads = q.shape[1]
             both = torch.cat([q, k], 1)
             both = torch.addcmul(both * cos, torch.cat([both[..., half:], both[..., :half]], -1), sin).transpose(0, 1)
             out = plan.attend(number, both[None, :heads], both[None, heads:], v.transpose(0, 1)[None], self._scale)
-            x = x + _linear(attention.o_proj, out[0].flatten(1))
+            x = x + linear(attention.o_proj, out[0].flatten(1))
             h = _norm(layer.post_attention_layernorm, x)
-            x = x + _linear(mlp.down_proj, mlp.act_fn(_linear(mlp.gate_proj, h)) * _linear(mlp.up_proj, h))
-        return _linear(self._head, _norm(self._norm, x[ends]))
+            x = x + linear(mlp.down_proj, mlp.act_fn(linear(mlp.gate_proj, h)) * linear(mlp.up_proj, h))
+        return linear(self._head, _norm(self._norm, x[ends]))
+
+    def _linear(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if type(module) is nn.Linear and not module._forward_hooks:
+            return self._compute(x, module._parameters["weight"], module._parameters["bias"])  # type: ignore[arg-type]
+        return module(x[None])[0]  # a layer with an adapter
 
 
 def _norm(module: Any, x: torch.Tensor) -> torch.Tensor:
     weight = module._parameters["weight"]
     return rms_norm(x, weight.shape, weight, module.variance_epsilon)
-
-
-def _linear(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    if type(module) is nn.Linear and not module._forward_hooks:
-        return linear(x, module._parameters["weight"], module._parameters["bias"])  # type: ignore[arg-type]
-    return module(x[None])[0]  # a layer with an adapter

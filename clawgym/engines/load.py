@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from clawgym.engines._kernels import Kernels
 from clawgym.engines._lean import Lean
 from clawgym.engines._slots import ATTENTION, Decode, KVShape, Plan, Prefill, Slab, register_attention
 from clawgym.engines.folders import load_weights, model_folder
@@ -48,8 +49,8 @@ def fitting_window(asked: int | None, made_for: int) -> int:
     return asked or made_for
 
 
-def prepare(module: torch.nn.Module) -> tuple[Any, Run, KVShape, int, Callable[[], None]]:
-    """Replace the attention of a module, and check the result.
+def prepare(module: torch.nn.Module, kernels: Kernels = "float32") -> tuple[Any, Run, KVShape, int, Callable[[], None]]:
+    """Replace the attention of a module, and its linear layers by ``kernels``, and check the result.
 
     Returns:
         The model, its forward pass, the shape of its keys and values, its context window, and a function that restores
@@ -83,7 +84,7 @@ def prepare(module: torch.nn.Module) -> tuple[Any, Run, KVShape, int, Callable[[
     model.eval()
     try:
         model.set_attn_implementation(ATTENTION)
-        run, shape = _try_out(model, int(config.num_hidden_layers), window, what)
+        run, shape = _try_out(model, int(config.num_hidden_layers), window, what, kernels)
     except BaseException:
         undo()
         raise
@@ -138,7 +139,7 @@ class _Place:
 
 
 @torch.inference_mode()
-def _try_out(model: Any, layers: int, window: int, what: str) -> tuple[Run, KVShape]:
+def _try_out(model: Any, layers: int, window: int, what: str, kernels: Kernels) -> tuple[Run, KVShape]:
     """Run a few ids in one row, in pieces and beside others, and separately; the results must agree."""
     device = next(model.parameters()).device
     vocab = model.get_input_embeddings().num_embeddings
@@ -161,7 +162,16 @@ def _try_out(model: Any, layers: int, window: int, what: str) -> tuple[Run, KVSh
         raise EngineError(f"{what}: does not run several sequences in one row ({error}): {_REFUSED}") from error
     if wrong:
         raise EngineError(f"{what}: in pieces, {wrong}: {_REFUSED}")
-    lean = Lean.of(model, window)
+    lean = Lean.of(model, window, kernels)
+    if kernels != "float32":
+        if lean is None:
+            raise EngineError(
+                f"kernels={kernels}: {what} in {shape.dtype} on {shape.device} has none: they are for models of the "
+                "Llama family in float32 on a CPU"
+            )
+        if wrong := rounding_exceeded(torch.bfloat16, _in_pieces(lean, shape, first, second), plain, alone):
+            raise EngineError(f"kernels={kernels}: {what}: {wrong}: use float32")
+        return lean, shape
     if lean is not None and not rounding_exceeded(torch.float32, _in_pieces(lean, shape, first, second), plain, alone):
         run = lean
     return run, shape

@@ -29,6 +29,7 @@ try:
     import transformers
 
     from clawgym.engines._batch import RunningBatch
+    from clawgym.engines._kernels import Kernels
     from clawgym.engines._stream import Stream
     from clawgym.engines._worker import ModelWorker, Request
     from clawgym.engines.load import fitting_window, load_model, prepare, read_weights, sees, set_weights
@@ -38,7 +39,7 @@ except ImportError as error:
         f"the transformers engine needs torch and transformers ({error}): pip install 'clawgym[local]'"
     ) from error
 
-__all__ = ["KEPT_TOKENS", "TransformersEngine", "memory_of_device", "transformers_engine"]
+__all__ = ["KEPT_TOKENS", "Kernels", "TransformersEngine", "memory_of_device", "transformers_engine"]
 
 KEPT_TOKENS = 2**18
 """Most tokens whose keys and values are kept by default."""
@@ -54,6 +55,8 @@ class TransformersEngine:
     ``kv_tokens`` is the total number of tokens whose keys and values are stored, for running sequences and for reuse
     (default: 262,144, or what fits a quarter of the memory). ``prefill_chunk`` is the number of tokens of new prompts
     computed in one step, while decoding sequences wait. ``threads`` sets torch's threads, for the whole process.
+    ``kernels``: the precision of linear layers on a CPU; the log-probs are those of what was computed. Layers with an
+    adapter stay in float32.
 
     Raises :class:`~clawgym.errors.EngineError` if the model cannot be loaded, or is of a kind that would not be
     sampled exactly (sliding windows, recurrent layers, positions that depend on the length).
@@ -74,6 +77,7 @@ class TransformersEngine:
         prefill_chunk: int = 512,
         threads: int | None = None,
         policy_version: int = 0,
+        kernels: Kernels = "float32",
     ) -> None:
         for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk), ("kv_tokens", kv_tokens)):
             if value is not None and value < 1:
@@ -87,7 +91,8 @@ class TransformersEngine:
         else:
             self._model, self._source = load_model(model, device, dtype), str(model)
         self.tokenizer = str(tokenizer if tokenizer is not None else model)
-        self._model, run, shape, window, undo = prepare(self._model)
+        self._model, run, shape, window, undo = prepare(self._model, kernels)
+        self._kernels: Kernels = kernels
         self.context_window = fitting_window(context_window, window)
         self._vocab = self._model.get_input_embeddings().num_embeddings
         if kv_tokens is None:
@@ -214,6 +219,7 @@ class TransformersEngine:
             "policy_version": self.policy_version,
             "adapters": self.adapters,
             "dtype": str(parameter.dtype).removeprefix("torch."),
+            **({} if self._kernels == "float32" else {"kernels": self._kernels}),
             "device": str(parameter.device),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -271,6 +277,7 @@ def transformers_engine(
     device: str | None = None,
     dtype: str | None = None,
     context_window: int | None = None,
+    kernels: Kernels = "float32",
 ) -> TokenEngine:
     """A model in this process, sampled by transformers.
 
@@ -280,13 +287,18 @@ def transformers_engine(
         device: torch device; by default a GPU if there is one.
         dtype: by default float32 on a CPU, the model's own on a GPU.
         context_window: most tokens of prompt and reply; by default the model's maximum.
+        kernels: precision of the linear layers of a float32 model on a CPU: lower is faster, and samples from a
+            slightly different policy, whose own log-probs are given.
     """
-    made: Any = TransformersEngine
     if sees(model):
         from clawgym.engines.vision import VisionEngine
 
-        made = VisionEngine
-    return made(model, tokenizer=tokenizer, device=device, dtype=dtype, context_window=context_window)
+        if kernels != "float32":
+            raise EngineError(f"kernels={kernels}: {model} is a vision-language model, which has none: leave it out")
+        return VisionEngine(model, tokenizer=tokenizer, device=device, dtype=dtype, context_window=context_window)
+    return TransformersEngine(
+        model, tokenizer=tokenizer, device=device, dtype=dtype, context_window=context_window, kernels=kernels
+    )
 
 
 def _refused(message: str) -> EngineError:

@@ -126,6 +126,8 @@ def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
     sizes: dict[str, float] = {
         "weights of the policy": shape.weights * base + shape.adapters * own,
         "weights of the engine": trained * size,
+        "rounded weights of the engine": shape.weights
+        * {"float32": 0, "bfloat16": 2, "int8": 1}[config.compute.kernels],
         "weights of the initial policy": shape.weights * size if config.algorithm.kl and not lora else 0,
         "float32 copies of the weights": trained * 4 * copies,
         "moments of AdamW": trained * 8,

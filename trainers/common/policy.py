@@ -22,7 +22,7 @@ from clawgym.engines.folders import load_weights, model_folder
 from clawgym.engines.load import sees
 from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.sglang import SGLangEngine
-from clawgym.engines.transformers import TransformersEngine
+from clawgym.engines.transformers import Kernels, TransformersEngine
 from clawgym.engines.vllm import VLLMEngine
 from clawgym.errors import EngineError, MissingDependency, TrainingError
 from clawgym.rewards.scoring import TorchScorer
@@ -87,7 +87,12 @@ class Policy:
         return self.module.peft_config["default"].to_dict()
 
     def engine(
-        self, *, context_window: int | None = None, max_batch: int = 64, policy_version: int = 0
+        self,
+        *,
+        context_window: int | None = None,
+        max_batch: int = 64,
+        policy_version: int = 0,
+        kernels: Kernels = "float32",
     ) -> TransformersEngine | VisionEngine:
         """Make an engine for rollouts in this process. It shares frozen weights and copies trained ones.
 
@@ -111,6 +116,7 @@ class Policy:
             context_window=context_window,
             max_batch=max_batch,
             policy_version=policy_version,
+            kernels=kernels,
         )
 
     async def served(

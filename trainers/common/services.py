@@ -128,7 +128,12 @@ async def open_engine(config: TrainConfig, policy: Policy, run: Path, *, version
     if config.compute.vllm or config.compute.sglang:
         engine: Sampler = await policy.served(config.compute, run.absolute() / "adapters", context_window=window)
     else:
-        engine = policy.engine(context_window=window, max_batch=config.rollout.concurrency, policy_version=version)
+        engine = policy.engine(
+            context_window=window,
+            max_batch=config.rollout.concurrency,
+            policy_version=version,
+            kernels=config.compute.kernels,
+        )
     try:
         await policy.publish(engine, version)
         yield engine

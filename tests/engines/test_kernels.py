@@ -1,0 +1,104 @@
+"""Linear layers in lower precision: other log-probs than in float32, but those of what was computed."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from clawgym.engines.tiny import make_tiny_model  # noqa: E402
+from clawgym.engines.transformers import TransformersEngine, transformers_engine  # noqa: E402
+from clawgym.errors import EngineError  # noqa: E402
+from clawgym.trainers.config import TrainConfig  # noqa: E402
+
+from .exact import Sampled, log_softmax, sampled  # noqa: E402
+
+KERNELS = ("bfloat16", "int8")
+APART = {"bfloat16": 0.1, "int8": 2e-3}
+"""Nats: the sums of bfloat16 depend on how many rows are computed together."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+class Rounded(torch.nn.Module):
+    """What a linear layer computes in lower precision, by its definition."""
+
+    def __init__(self, layer: Any, kernels: str) -> None:
+        super().__init__()
+        self.weight, self.bias, self.kernels = layer.weight.detach().double(), layer.bias, kernels
+
+    def forward(self, x: Any) -> Any:
+        if self.kernels == "bfloat16":
+            return (x.bfloat16().double() @ self.weight.bfloat16().double().T).bfloat16().float()
+        x, y = self.nearest(x.double()), self.nearest(self.weight)
+        return (x @ y.T).float()
+
+    def nearest(self, x: Any) -> Any:
+        """Each row as multiples of 1/127 of its largest number."""
+        step = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+        return (x / step).round() * step
+
+
+def rounded(folder: Path, kernels: str, scale: float = 1.0) -> tuple[Any, Any]:
+    """The model, and one with all linear layers replaced; ``scale``: of the weights of the layers."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "proj" in name:
+                weight.mul_(scale)
+    made = copy.deepcopy(model)
+    for module in list(made.modules()):
+        for name, layer in list(module.named_children()):
+            if isinstance(layer, torch.nn.Linear):
+                setattr(module, name, Rounded(layer, kernels))
+    return model, made
+
+
+def apart(model: Any, prompt: list[int], got: Sampled) -> float:
+    """The mean difference of log-probs."""
+    rows = log_softmax(model, [*prompt, *got.ids])[len(prompt) - 1 : -1]
+    want = rows.gather(1, torch.tensor(got.ids)[:, None])[:, 0]
+    return float((want - torch.tensor(got.logprobs)).abs().mean())
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+async def test_log_probs_are_those_of_the_rounded_model(folder: Path, kernels: Any) -> None:
+    """However requests are batched, and after the weights have changed."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(704) for _ in range(length)] for length in (1, 9, 70)]
+    plain, reference = rounded(folder, kernels)
+    engine = TransformersEngine(folder, kernels=kernels)
+    try:
+        assert engine.identity()["kernels"] == kernels
+        results = await asyncio.gather(*(sampled(engine, p, max_tokens=30) for p in prompts))
+        for prompt, got in zip(prompts, results, strict=True):
+            assert apart(reference, prompt, got) < APART[kernels]
+            assert apart(plain, prompt, got) > apart(reference, prompt, got)
+        other, reference = rounded(folder, kernels, 1.5)
+        await engine.update_weights(dict(other.named_parameters()), 1)
+        got = await sampled(engine, prompts[1], max_tokens=30)
+        assert got.versions == {1}
+        assert apart(reference, prompts[1], got) < APART[kernels]
+    finally:
+        await engine.aclose()
+
+
+def test_kernels_are_refused_where_there_are_none(folder: Path) -> None:
+    with pytest.raises(EngineError, match=r"kernels=int8: .* in torch\.bfloat16 on cpu has none"):
+        TransformersEngine(folder, dtype="bfloat16", kernels="int8")
+    with pytest.raises(EngineError, match=r"kernels=int8: .* has none: they are for"):
+        transformers_engine(str(folder), dtype="bfloat16", kernels="int8")
+    for other in ({"model": {"dtype": "bfloat16"}}, {"compute": {"kernels": "int8", "vllm": "http://127.0.0.1:1/v1"}}):
+        with pytest.raises(ValidationError, match=r"compute\.kernels: are for the engine in this process"):
+            TrainConfig.model_validate({"name": "x", "compute": {"kernels": "int8"}, **other})
