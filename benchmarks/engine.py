@@ -3,10 +3,13 @@
     python benchmarks/engine.py                          # a tiny random model: about three minutes on two cores
     python benchmarks/engine.py --hidden 512 --layers 8 --tokens 64     # a larger one, where arithmetic decides
     python benchmarks/engine.py --model FOLDER           # your own
+    python benchmarks/engine.py --model FOLDER --kernels bfloat16 int8 --only mixed --threads 2
 
 - even: every sequence samples the same number of tokens: the best case of ``generate``.
 - mixed: lengths as agents have them (most are short, some are long); ``generate`` waits for the longest of its batch.
 - group: 8 samples of each of 8 long prompts, as GRPO asks for.
+- kernels: mixed at batch 64, with linear layers in lower precision. Mismatch is the mean difference of the probability
+  that the engine gives to its tokens from the one that the model in float32 gives them.
 - turns: conversations that grow turn by turn, with the earlier turns kept and, beside it, computed again each time.
 
 Every figure is useful tokens per second (sampled, and asked for) of one process; the two are measured in turns, and
@@ -24,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -44,6 +48,7 @@ class Bench:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model.to(self.device)
         self.engine = TransformersEngine(folder, dtype=torch.float32)
+        self.folder = folder
         self.vocab = self.engine.vocab_size
         self.rounds = rounds
 
@@ -81,6 +86,36 @@ class Bench:
                 pad_token_id=0,
             )
         return sum(n for _, n in work)
+
+    def rounded(self, kernels: Any, work: Work, batch: int) -> None:
+        """Beside the engine in float32, which is measured in turns with it."""
+        plain, self.engine = self.engine, TransformersEngine(self.folder, dtype=torch.float32, kernels=kernels)
+        engines = {"float32": plain, kernels: self.engine}
+        rates: dict[str, list[float]] = {name: [] for name in engines}
+        for round_ in range(self.rounds + 1):
+            for name, self.engine in engines.items():
+                self.forget()
+                found = rate(lambda: asyncio.run(self.ours(work, batch)))
+                if round_:
+                    rates[name].append(found)
+        mismatch = asyncio.run(self.mismatch(work[:16]))
+        asyncio.run(self.engine.aclose())
+        self.engine = plain
+        report(f"kernels: mixed, {kernels}", rates[kernels], "float32", rates["float32"])
+        print(f"{'':44s} mismatch {mismatch:.2g}", flush=True)
+
+    async def mismatch(self, work: Work) -> float:
+        apart: list[float] = []
+        for prompt, most in work:
+            request = GenerateRequest(prompt, Sampling(max_tokens=most))
+            parts = [tokens async for tokens in self.engine.generate(request)]
+            ids = [token for part in parts for token in part.ids]
+            own = torch.tensor([value for part in parts for value in part.logprobs])
+            with torch.inference_mode():
+                rows = self.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            given = rows.gather(1, torch.tensor(ids)[:, None])[:, 0]
+            apart += (own.exp() - given.exp()).abs().tolist()
+        return statistics.fmean(apart)
 
     def forget(self) -> None:
         """Drop what is kept of prompts, so that each round computes them."""
@@ -139,6 +174,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="sampled after each prompt of 'even' (default: 128)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kernels", nargs="*", default=[], choices=["bfloat16", "int8"])
+    parser.add_argument("--only", choices=["even", "mixed", "group", "turns"], help="one kind of work (default: all)")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         heads = max(2, chosen.hidden // 64)
@@ -153,19 +190,24 @@ def main() -> None:
         size = sum(p.numel() for p in bench.model.parameters())
         print(f"{size:,} parameters, float32, {bench.device}, {chosen.threads} threads, torch {torch.__version__}")
         rng = random.Random(0)
-        for batch in (1, 8, 64):
+        wanted = [chosen.only] if chosen.only else ["even", "mixed", "group", "turns"]
+        for batch in (1, 8, 64) if "even" in wanted else ():
             work: Work = [(bench.prompt(rng, 64), chosen.tokens) for _ in range(batch)]
             bench.compare(f"even: batch {batch}", work, batch)
-        for batch in (8, 64):
+        for batch in (8, 64) if "mixed" in wanted else ():
             work = []
             for _ in range(3 * batch):
                 most = min(4 * chosen.tokens, 1 + int(rng.expovariate(1 / (chosen.tokens / 2))))
                 work.append((bench.prompt(rng, rng.choice((16, 64, 200))), most))
             bench.compare(f"mixed: {3 * batch} prompts, batch {batch}", work, batch)
+            for kernels in chosen.kernels if batch == 64 else ():
+                bench.rounded(kernels, work, batch)
         prompts = [bench.prompt(rng, 600) for _ in range(8)]
         work = [(p, chosen.tokens // 4) for p in prompts for _ in range(8)]
-        bench.compare("group: 8 prompts of 600 ids, 8 samples each", work, 64)
-        bench.turns(sessions=4, turns=6, start=800, grow=60, sample=chosen.tokens // 4)
+        if "group" in wanted:
+            bench.compare("group: 8 prompts of 600 ids, 8 samples each", work, 64)
+        if "turns" in wanted:
+            bench.turns(sessions=4, turns=6, start=800, grow=60, sample=chosen.tokens // 4)
         asyncio.run(bench.engine.aclose())
 
 
