@@ -357,8 +357,9 @@ class Compute(_Part):
     """CPU threads of torch in this process."""
     device: str | None = None
     kernels: Literal["float32", "bfloat16", "int8"] = "float32"
-    """Precision of linear layers while the engine in this process samples from a float32 model on a CPU. Lower is
-    faster; the stored log-probs are those of the sampling policy. Layers with an adapter stay in float32."""
+    """Precision of the linear layers of a float32 model on a CPU while the engine in this process samples, and with
+    ``bfloat16`` also in updates. Lower is faster; the stored log-probs are those of the sampling policy. While sampling,
+    layers with an adapter stay in float32."""
     vllm: str | None = None
     """Address of a vLLM server that samples for the trainer (``http://127.0.0.1:8000/v1``). Left out: an engine in this
     process."""

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ class Learner:
             weight_decay=about.weight_decay,
             foreach=False,  # on a GPU, foreach needs 4 bytes per weight more
         )
+        self._precision = partial(torch.autocast, "cpu", torch.bfloat16, enabled=config.compute.kernels == "bfloat16")
         self.updates = 0
         """Optimizer steps taken."""
         self.critic: ValueHead | None = None
@@ -129,7 +131,7 @@ class Learner:
         micro = next(iter(self._micro(rng.sample(list(batch.rows), len(batch.rows)))), None)
         if micro is None or not len(micro.places):
             return
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             logp, entropy = token_logprobs(self.policy.module, micro, temperature=batch.temperature)
         # The tokens are samples of the old policy: KL(old || new). k1, because one outlier would dominate k3.
         moved, left = float(algorithms.kl(old[micro.places], logp, "k1").mean()), float(entropy.mean())
@@ -162,7 +164,8 @@ class Learner:
         """Add the gradient of ``weight`` times the mean cross-entropy over the trained tokens of ``paths``."""
         count = sum(sum(path.mask) for path in paths)
         for micro in self._micro(self._rows(paths)):
-            logp, _ = token_logprobs(self.policy.module, micro)
+            with self._precision():
+                logp, _ = token_logprobs(self.policy.module, micro)
             loss = -logp.sum() / count
             (weight * loss).backward()
             metrics.add("sft/loss", loss.detach() * count / max(1, len(logp)), len(logp))
@@ -176,7 +179,7 @@ class Learner:
         old, states = torch.zeros_like(batch.rollout_logp) if recompute else batch.rollout_logp, None
         if turns is not None:
             states = torch.zeros(len(turns.first), _width(self.policy), device=old.device)
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             for micro in self._micro(batch.rows):
                 hidden = hidden_states(module, micro)
                 if recompute:
@@ -248,10 +251,11 @@ class Learner:
         )
         for micro, at in self._computed(batch, part):
             module, temperature = self.policy.module, batch.temperature
-            hidden = hidden_states(module, micro)
-            logp, entropy = logprobs_of(
-                module, hidden, micro.targets, temperature=temperature, learn_entropy=about.entropy > 0
-            )
+            with self._precision():
+                hidden = hidden_states(module, micro)
+                logp, entropy = logprobs_of(
+                    module, hidden, micro.targets, temperature=temperature, learn_entropy=about.entropy > 0
+                )
             factors = None if importance is None else importance[at]
             loss, said = self._loss(logp, old[at], batch.advantages[at], weights[at], factors, batch.row[at])
             metrics.sum("actor/pg_loss", loss.detach())
@@ -259,7 +263,7 @@ class Learner:
             if unchanged and about.old == "rollout":  # free here; otherwise it would need another forward pass
                 metrics.add("training/rollout_probs_diff", _apart(logp.detach(), batch.rollout_logp[at]), count)
             if about.kl:
-                with torch.no_grad(), self.policy.first() as reference:
+                with torch.no_grad(), self._precision(), self.policy.first() as reference:
                     first, _ = token_logprobs(reference, micro, temperature=temperature)
                 loss = loss + about.kl * (weights[at] * algorithms.kl(logp, first, about.kl_estimator)).sum()
                 metrics.add("actor/ref_kl", algorithms.kl(logp.detach(), first, "k3").mean(), count)
@@ -268,7 +272,8 @@ class Learner:
             if batch.teacher_ids is not None and batch.teacher_top_logp is not None:
                 taught = batch.teacher_logp[at].isfinite()
                 ids, teacher = batch.teacher_ids[at][taught], batch.teacher_top_logp[at][taught]
-                apart = reverse_kl_of(module, hidden[taught], ids, teacher, temperature=temperature)
+                with self._precision():
+                    apart = reverse_kl_of(module, hidden[taught], ids, teacher, temperature=temperature)
                 loss = loss + self._config.distillation.w_opd * (weights[at][taught] * apart).sum()
                 metrics.add("opd/reverse_kl", apart.detach().mean(), len(apart))
             loss.backward()

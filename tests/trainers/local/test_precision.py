@@ -43,7 +43,7 @@ def start(folder: Path, **parts: Any) -> Learner:
 
 async def rolled_out(learner: Learner, about: TrainConfig) -> TrainingBatch:
     """A batch that an engine of the policy sampled."""
-    engine = learner.policy.engine()
+    engine = learner.policy.engine(kernels=about.compute.kernels)
     await learner.policy.publish(engine, 0)
     members = []
     for number in range(4):
@@ -71,6 +71,19 @@ async def test_engine_and_trainer_probabilities_are_close(folder: Path, lora: An
     assert metrics["training/rollout_probs_diff"] < 1e-4  # a probability is about 2e-3; in float32 it is below 1e-6
     assert metrics["actor/grad_norm"] > 0
     assert any(not torch.equal(before[name], tensor) for name, tensor in learner.policy.trained().items())
+
+
+async def test_kernels_in_bfloat16_round_updates_as_they_round_samples(folder: Path) -> None:
+    given = {"optimizer": {"lr": 1e-3}, "algorithm": {"old": "rollout"}}
+    about = TrainConfig.model_validate({**given, "compute": {"kernels": "bfloat16"}})
+    learner = Learner(load_policy(about.model, folder, about.compute), about)
+    batch = await rolled_out(learner, about)
+    metrics = learner.train_step(batch, seed=0)
+    assert learner.policy.module.get_input_embeddings().weight.dtype == torch.float32
+    exact = TrainConfig.model_validate(given)
+    plain = Learner(load_policy(exact.model, folder, exact.compute), exact).train_step(batch, seed=0)
+    assert 0 < metrics["training/rollout_probs_diff"] < 1e-4
+    assert plain["actor/grad_norm"] != metrics["actor/grad_norm"] == pytest.approx(plain["actor/grad_norm"], rel=0.02)
 
 
 def test_small_updates_accumulate_in_bfloat16(folder: Path) -> None:
