@@ -2,9 +2,12 @@
 
     python benchmarks/sparse.py --out runs/sparse
 
-For each seed a model from scratch imitates demonstrations of ``chain-8`` (:mod:`clawgym.trainers.recipes.chains`) until
-a fixed share of the files is right (``base``): single steps mostly succeed, whole chains almost never. From it, with
-the same number of updates on as many episodes, and without imitation,
+For each seed a model from scratch imitates a thousand episodes of ``chain-8``
+(:mod:`clawgym.trainers.recipes.chains`) by somebody who confuses commands: where ``sort -r`` is asked, it often does
+``sort`` (``base``; see :func:`chances`). So single steps mostly succeed, whole chains almost never, and the policy has
+something to choose between. (A model that has imitated few correct episodes is wrong as often, but says the same in each
+attempt: its entropy is 0.006 nats a token, and rewards cannot change what is never tried.) From it, with the same number
+of updates on as many episodes, and without imitation,
 
 - ``outcome``: 1 for a solved task, else 0; ``dynamic``: the same, and groups without a difference are replaced;
 - ``final-phi``: partial credit at the end, the share of right files; no credit for single turns;
@@ -13,7 +16,7 @@ the same number of updates on as many episodes, and without imitation,
 - ``exact``, ``auc-0.75``, ``random``: outcome, and a judge that knows the reference solution, or errs in a quarter or a
   half of its pairs;
 - ``shuffled``: milestones, dealt out anew among the turns of a step: the control of turn credit;
-- ``self-only``: advantages are 0; solved episodes and demonstrations are imitated.
+- ``self-only``: advantages are 0; solved episodes and those of the base are imitated.
 
 Every run is a folder below ``--out``, and the same command resumes it. The table shows success on held-out tasks,
 sampled at temperature 1, with the checkpoint that the validation split chose, and the difference to ``outcome`` of the
@@ -23,7 +26,11 @@ same seed: its mean over seeds with Student's interval of 95 %.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import os
+import random
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -32,11 +39,18 @@ from learning import half_width, heldout, rows, seconds, train
 
 from clawgym.agents.demonstrate import reference_calls
 from clawgym.agents.text_protocol import Command, parse_reply
+from clawgym.pool import Pool
 from clawgym.records.judge import Judge, Judgeable, Vote
 from clawgym.rewards.rules import DegradedJudge, RuleJudge
+from clawgym.trainers.common.demonstrations import demonstrate
+from clawgym.trainers.common.splits import load_splits
+from clawgym.trainers.common.supervised import conversations
+from clawgym.trainers.config import load_config
 from clawgym.trainers.recipes import chains
 
 TRAIN = range(2000, 4000)
+RIGHT = 0.64
+"""Mean share of right commands of the demonstrator: 0.64**8 is 0.03."""
 RECIPE = Path(__file__).with_name("sparse.yaml")
 ARMS: dict[str, tuple[str, ...]] = {
     "outcome": (),
@@ -81,13 +95,67 @@ def auc_50() -> Judge:
     return DegradedJudge(exact(), 0.5)
 
 
+CONFUSED = {
+    "sort -r": "sort",
+    "sort": "sort -r",
+    "head": "tail",
+    "tail": "head",
+    "sed 1d": "sed '$d'",
+    "sed '$d'": "sed 1d",
+    "tac": "cat",
+}
+"""A command, and the one that is taken for it."""
+BETTER = ("sort", "head", "sed 1d")
+
+
+def chances(right: float) -> tuple[float, float]:
+    """How often a confused demonstrator gives the command that is asked for, if it is one of :data:`BETTER` and if not,
+    for a mean of ``right`` over the seven. A policy that imitates it is right more often than not on a part only, so
+    choosing the likelier command does not solve a chain."""
+    better = min(0.95, 1.4 * right)
+    return better, (7 * right - 3 * better) / 4
+
+
+def confused(command: str, right: float, rng: random.Random) -> str:
+    """A command of a reference solution, or the one that is taken for it."""
+    name = max((name for name in CONFUSED if command.startswith(f"{name} ")), key=len)
+    better, other = chances(right)
+    return command if rng.random() < (better if name in BETTER else other) else CONFUSED[name] + command[len(name) :]
+
+
+def demonstrations(out: Path, right: float, settings: Sequence[str]) -> Path:
+    """A file of conversations with a confused demonstrator: the reference solutions, played and changed."""
+    config = load_config(RECIPE, settings)
+    file = out / f"confused-{config.tasks.generators[0]}-{right:.2f}-{config.seed}.jsonl"
+    if file.exists():
+        return file
+    pool = Pool(out / f"{config.tasks.generators[0]}.db")
+    asyncio.run(demonstrate(config, load_splits(config.tasks, config.agent).demonstrations, pool))
+    rng = random.Random(config.seed)
+    lines: list[str] = []
+    for row in sorted(conversations(pool, "demonstrations"), key=lambda row: row["task_id"]):
+        for message in row["messages"]:
+            if message["role"] == "assistant" and isinstance(said := parse_reply(message["content"]), Command):
+                message["content"] = f"```bash\n{confused(said.text, right, rng)}\n```"
+        lines.append(json.dumps({"messages": row["messages"]}))
+    pool.close()
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def train_base(out: Path, base: Path, right: float, *settings: str) -> None:
+    data = demonstrations(out, right, settings)
+    train("sft", base, *settings, f"sft.data={data}", config=str(RECIPE))
+
+
 def run_seed(out: Path, seed: int, arms: list[str], settings: tuple[str, ...]) -> None:
     """Every arm of a seed."""
     own = (f"seed={seed}", *settings)
     base = out / f"base-{seed}"
-    train("sft", base, *own, config=str(RECIPE))
+    train_base(out, base, RIGHT, *own)
     for arm in arms:
-        train("rl", out / f"{arm}-{seed}", *own, f"model.path={base}", *ARMS[arm], config=str(RECIPE))
+        extra = (f"sft.data={demonstrations(out, RIGHT, own)}",) if arm == "self-only" else ()
+        train("rl", out / f"{arm}-{seed}", *own, f"model.path={base}", *ARMS[arm], *extra, config=str(RECIPE))
 
 
 def turns(run: Path) -> float:
@@ -128,7 +196,8 @@ def main() -> None:
     ask.add_argument("--table", action="store_true", help="show what is there, run nothing")
     said = ask.parse_args()
     here = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(here)  # where a run finds the tasks and the judges
+    os.environ["PYTHONPATH"] = os.pathsep.join(here)  # where a run finds the judges
+    said.out.mkdir(parents=True, exist_ok=True)
     for seed in [] if said.table else said.seeds:
         run_seed(said.out, seed, said.arms, tuple(said.settings))
     table(said.out, said.seeds)

@@ -18,7 +18,7 @@ from clawgym.trainers.common.imitation import ImitationData
 from clawgym.trainers.common.run import Run
 from clawgym.trainers.common.splits import Splits
 from clawgym.trainers.common.start_model import base_folder
-from clawgym.trainers.common.supervised import conversations, masked_sequence, masked_sequences
+from clawgym.trainers.common.supervised import conversations, exported, masked_sequence, masked_sequences
 from clawgym.trainers.config import TrainConfig
 
 __all__ = ["demonstrate", "load_imitation_data"]
@@ -67,9 +67,10 @@ async def load_imitation_data(config: TrainConfig, splits: Splits, pool: Pool, r
         renderer = Renderer(folder)
         rows = [masked_sequence(renderer, row["messages"], row.get("tools") or ()) for row in said]
     else:
-        folder = base_folder(config, run.path, splits.demonstrations, ())
+        source = Path(config.sft.data).expanduser()
+        folder = base_folder(config, run.path, splits.demonstrations, exported(source))
         renderer = Renderer(folder)
-        rows = list(masked_sequences(Path(config.sft.data).expanduser(), renderer))
+        rows = list(masked_sequences(source, renderer))
     if not rows:
         raise TrainingError("no solved episode to imitate: correct sft.data, or tasks.demonstrations")
     return ImitationData(rows, config, renderer), folder

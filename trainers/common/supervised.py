@@ -19,7 +19,7 @@ from clawgym.pool.documents import conversations_of
 from clawgym.pool.parquet import episodes_of, is_ours
 from clawgym.trainers.batching import MaskedSequence
 
-__all__ = ["WordShuffle", "conversations", "masked_sequence", "masked_sequences"]
+__all__ = ["WordShuffle", "conversations", "exported", "masked_sequence", "masked_sequences"]
 
 
 def conversations(pool: Pool, channel: str) -> Iterator[dict[str, Any]]:
@@ -47,6 +47,15 @@ def masked_sequences(source: Path, renderer: Renderer) -> Iterator[MaskedSequenc
                 if row["row_ids"] and row["outcome"] == "solved"
             )
         return
+    for row in exported(source):
+        yield masked_sequence(renderer, row["messages"], row.get("tools") or ())
+
+
+def exported(source: Path) -> Iterator[dict[str, Any]]:
+    """The solved conversations in a file of messages; none in one of Parquet, which holds ids. Raises
+    :class:`~clawgym.errors.TrainingError` for a file that cannot be read; the message names the line."""
+    if source.suffix == ".parquet":
+        return
     try:
         lines = source.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -54,11 +63,13 @@ def masked_sequences(source: Path, renderer: Renderer) -> Iterator[MaskedSequenc
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            messages = row["messages"]
-        except (ValueError, KeyError, TypeError) as error:
+            said, outcome = row["messages"], row.get("outcome")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TrainingError(f"{source}: line {number} has no messages ({error!r}): export it again") from error
-        if row.get("outcome") in (None, "solved"):
-            yield masked_sequence(renderer, messages, row.get("tools") or ())
+        if not isinstance(said, list) or not all(isinstance(message, dict) for message in said):
+            raise TrainingError(f"{source}: line {number}: messages is not a list of objects: export it again")
+        if outcome in (None, "solved"):
+            yield row
 
 
 def masked_sequence(

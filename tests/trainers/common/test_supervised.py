@@ -106,7 +106,11 @@ def test_word_shuffle_is_consistent_within_a_sequence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("{}", "line 1 has no messages"), ('{"messages": [{"role": "user", "content": "x"}]}', "no message of the role")],
+    [
+        ("{}", "line 1 has no messages"),
+        ('{"messages": [1]}', "line 1: messages is not a list"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "no message of the role"),
+    ],
 )
 def test_invalid_sft_file_is_named(text: str, says: str, model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").write_text(text + "\n")
