@@ -5,9 +5,9 @@
 For each seed a model from scratch imitates a thousand episodes of ``chain-8``
 (:mod:`clawgym.trainers.recipes.chains`) by somebody who confuses commands: where ``sort -r`` is asked, it often does
 ``sort`` (``base``; see :func:`chances`). So single steps mostly succeed, whole chains almost never, and the policy has
-something to choose between. (A model that has imitated few correct episodes is wrong as often, but says the same in each
-attempt: its entropy is 0.006 nats a token, and rewards cannot change what is never tried.) From it, with the same number
-of updates on as many episodes, and without imitation,
+something to choose between. (A model that has imitated few correct episodes is wrong as often, but says the same in
+each attempt: its entropy is 0.006 nats a token, and rewards cannot change what is never tried.) From it, with the same
+number of updates on as many episodes, and without imitation,
 
 - ``outcome``: 1 for a solved task, else 0; ``dynamic``: the same, and groups without a difference are replaced;
 - ``final-phi``: partial credit at the end, the share of right files; no credit for single turns;
