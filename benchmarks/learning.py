@@ -9,13 +9,15 @@ For each seed a policy imitates demonstrations from scratch (``base``). From it 
 - ``self-only``: advantages are 0. Left is imitation, also of the episodes that were solved;
 - ``demos-only``: the same without those episodes. No reward has an effect;
 - ``gradient-only``: the policy gradient without imitation, at a sixth of the rate;
-- ``sft``: imitation of the demonstrations alone, without episodes, for as long as ``full`` took.
+- ``sft``: imitation of the demonstrations alone, without episodes, for as long as ``full`` took;
+- ``sft-2``, ``sft-4``, ``sft-8``: the same with so many times as many demonstrations.
 
-All arms but ``sft`` have the same number of updates (``--steps``) on as many episodes; ``sft`` has the same time. Every
-run is a folder below ``--out``, and the same command resumes it. The table shows success on the held-out tasks, sampled
-at temperature 1 and greedy, before and after. The interval of the difference is Newcombe's for independent proportions
-for a seed (Statistics in Medicine 17, 1998, method 10; the tasks are the same, so it is too wide), and Student's t over
-seeds. The checkpoint is the one that the validation split chose.
+All arms but ``sft`` have the same number of updates (``--steps``) on as many episodes; ``sft`` has the same time. Where
+the recipe imitates nothing during RL, ``full`` is the policy gradient alone, and ``self-only`` and ``demos-only``
+imitate with weight 1. Every run is a folder below ``--out``, and the same command resumes it. The table shows success
+on the held-out tasks, sampled at temperature 1 and greedy, before and after. The interval of the difference is
+Newcombe's for independent proportions for a seed (Statistics in Medicine 17, 1998, method 10; the tasks are the same, so
+it is too wide), and Student's t over seeds. The checkpoint is the one that the validation split chose.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ ARMS: dict[str, tuple[str, ...]] = {
     "demos-only": ("algorithm.advantage=zero", "algorithm.self_imitation=false"),
     "gradient-only": ("algorithm.imitation=0",),
     "sft": (),
+    "sft-2": (),
+    "sft-4": (),
+    "sft-8": (),
 }
 
 
@@ -79,22 +84,27 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
     return student_t((1 + confidence) / 2, len(values) - 1) * stdev(values) / len(values) ** 0.5
 
 
-def run_seed(out: Path, seed: int, arms: list[str], config: str, steps: int | None) -> None:
+def run_seed(out: Path, seed: int, arms: list[str], config: str, steps: int | None, shared: Sequence[str]) -> None:
     """Every arm of a seed."""
-    base = out / f"base-{seed}"
-    own = (f"seed={seed}",)
+    base, said = out / f"base-{seed}", load_config(config, shared)
+    own = (f"seed={seed}", *shared)
     train("sft", base, *own, config=config)
     for arm in sorted(arms, key=list(ARMS).index):
         settings = (*own, f"model.path={base}", *ARMS[arm])
+        if arm in ("self-only", "demos-only") and not said.algorithm.imitation:
+            settings += ("algorithm.imitation=1",)
         if steps is not None:
             settings += (f"budget.steps={steps}", "budget.minutes=null")
         if arm == "gradient-only":
-            settings += (f"optimizer.lr={load_config(config).optimizer.lr / 6}",)
-        if arm == "sft":
+            settings += (f"optimizer.lr={said.optimizer.lr / 6}",)
+        if arm.startswith("sft"):
+            times, shown = int(arm[4:] or 1), said.tasks.demonstrations
+            settings += (f"tasks.demonstrations={{first: {shown.first}, count: {times * shown.count}}}",)
             pace = fmean(row["timing/update"] for row in rows(base, "metrics"))
             count = max(1, round(seconds(out / f"full-{seed}") / pace))
-            settings += (f"sft.steps={count}", "sft.lr=2.0e-4", "sft.decay=false", "sft.until=null")
-        train("sft" if arm == "sft" else "rl", out / f"{arm}-{seed}", *settings, config=config)
+            settings += (f"sft.steps={count}", f"sft.lr={said.sft.lr / 5}", "sft.decay=false", "sft.until=null")
+            settings += (f"sft.evaluate_every={max(1, count // 8)}",)
+        train("sft" if arm.startswith("sft") else "rl", out / f"{arm}-{seed}", *settings, config=config)
 
 
 def table(out: Path, seeds: list[int]) -> None:
@@ -123,15 +133,16 @@ def main() -> None:
     ask.add_argument("--out", type=Path, default=Path("runs/learning"))
     ask.add_argument("--config", default="tiny-cpu")
     ask.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    ask.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
+    ask.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS][:6])
     ask.add_argument("--steps", type=int, help="of each arm but sft (default: the budget of the recipe)")
+    ask.add_argument("--set", action="append", default=[], dest="settings", help="a setting of all runs")
     ask.add_argument("--table", action="store_true", help="show what is there, run nothing")
     said = ask.parse_args()
-    if "sft" in said.arms and "full" not in said.arms:
+    if any(arm.startswith("sft") for arm in said.arms) and "full" not in said.arms:
         said.arms.append("full")  # it says how long
     for seed in said.seeds:
         if not said.table:
-            run_seed(said.out, seed, said.arms, said.config, said.steps)
+            run_seed(said.out, seed, said.arms, said.config, said.steps, said.settings)
     table(said.out, said.seeds)
 
 
