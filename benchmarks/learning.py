@@ -16,8 +16,8 @@ All arms but ``sft`` have the same number of updates (``--steps``) on as many ep
 the recipe imitates nothing during RL, ``full`` is the policy gradient alone, and ``self-only`` and ``demos-only``
 imitate with weight 1. Every run is a folder below ``--out``, and the same command resumes it. The table shows success
 on the held-out tasks, sampled at temperature 1 and greedy, before and after. The interval of the difference is
-Newcombe's for independent proportions for a seed (Statistics in Medicine 17, 1998, method 10; the tasks are the same, so
-it is too wide), and Student's t over seeds. The checkpoint is the one that the validation split chose.
+Newcombe's for independent proportions for a seed (Statistics in Medicine 17, 1998, method 10; the tasks are the same,
+so it is too wide), and Student's t over seeds. The checkpoint is the one that the validation split chose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Milestones by family of tasks: how often a turn changes the share of passing checks, and what it costs.
+"""Milestones by family of tasks: how often a turn changes the score of the checks, and what it costs.
 
     python benchmarks/milestones.py [PACK ...] [--limit N]
 
@@ -31,7 +31,7 @@ from clawgym.sandbox import Backend, backend
 from clawgym.sandbox.protocol import Archive
 from clawgym.tasks.sets import load
 from clawgym.verifiers.grading import Subject, progress
-from clawgym.verifiers.scores import passing_share
+from clawgym.verifiers.scores import plain_mean
 
 PACKS = ("terminal-basic", "swe-basic", "toolcall-basic", "gui-basic")
 
@@ -75,7 +75,7 @@ async def measure(task: Task, sandboxes: Backend) -> dict[str, float]:
     copied = None
     if episode.workspace is not None and episode.result is not None:
         copy = Subject(Archive(gzip.decompress(episode.workspace)))
-        copied = await progress(task, copy, sandboxes) != passing_share(episode.result.checks)
+        copied = await progress(task, copy, sandboxes) != plain_mean(episode.result.checks)
     return {
         "turns": len(steps),
         "changed": sum(step != 0 for step in steps),

@@ -161,9 +161,9 @@ class Reward(_Part):
     judge_options: dict[str, Any] = {}
     """Further options of the judge, such as ``path`` of ``prm``."""
     milestones: Literal["turn", "return-to-go"] | None = None
-    """Process rewards from the task's own verifier instead of a judge: the change of the share of its checks that pass.
-    ``turn``: the change by the turn itself; ``return-to-go``: by this and all later turns. The verifier runs after each
-    turn, in a grading sandbox, while the model writes its next reply (:mod:`clawgym.rewards.milestones`)."""
+    """Process rewards from the task's own verifier instead of a judge: the change of the mean score of its plain
+    checks. ``turn``: the change by the turn itself; ``return-to-go``: by this and all later turns. The verifier runs
+    after each turn, in a grading sandbox, while the model writes its next reply (:mod:`clawgym.rewards.milestones`)."""
     potential: bool = False
     """With ``milestones``: count the progress at the end as 0, so that the optimal policy stays the same."""
     votes: PositiveInt = 3
@@ -358,8 +358,8 @@ class Compute(_Part):
     device: str | None = None
     kernels: Literal["float32", "bfloat16", "int8"] = "float32"
     """Precision of the linear layers of a float32 model on a CPU while the engine in this process samples, and with
-    ``bfloat16`` also in updates. Lower is faster; the stored log-probs are those of the sampling policy. While sampling,
-    layers with an adapter stay in float32."""
+    ``bfloat16`` also in updates. Lower is faster; the stored log-probs are those of the sampling policy. While
+    sampling, layers with an adapter stay in float32."""
     vllm: str | None = None
     """Address of a vLLM server that samples for the trainer (``http://127.0.0.1:8000/v1``). Left out: an engine in this
     process."""

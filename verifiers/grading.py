@@ -32,7 +32,7 @@ from clawgym.sandbox.protocol import Archive, Backend, Sandbox, SandboxSpec, Sna
 from clawgym.verifiers.graders import ask_grader, judged_by
 from clawgym.verifiers.protocols import Subject, VerifierReport, protocol_of
 from clawgym.verifiers.reuse import Grades
-from clawgym.verifiers.scores import baseline_adjusted, passing_share, plain_mean
+from clawgym.verifiers.scores import baseline_adjusted, plain_mean
 from clawgym.verifiers.workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
 
 __all__ = ["Subject", "empty_archive", "grade", "progress", "untouched"]
@@ -103,7 +103,7 @@ async def grade(
 
 
 async def progress(task: Task, subject: Subject, backend: Backend, *, grades: Grades | None = None) -> float:
-    """The share of the verifier's plain checks that pass on ``subject``, in [0, 1], with changed inputs restored.
+    """The mean score of the verifier's plain checks on ``subject``, in [0, 1], with changed inputs restored.
 
     At most one run of the verifier (``grades`` as for :func:`grade`), without a control: a verifier that fails gives 0,
     as on an unfinished workspace. Raises
@@ -112,7 +112,7 @@ async def progress(task: Task, subject: Subject, backend: Backend, *, grades: Gr
     subject = await _submitted(task, subject)
     changed = await _changed(task, subject)
     report = await _run(task, subject, backend, restore=changed, grades=grades)
-    return passing_share(report.checks) if report.cause is None else 0.0
+    return plain_mean(report.checks) if report.cause is None else 0.0
 
 
 async def _changed(task: Task, subject: Subject) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ __all__ = [
     "baseline_adjusted",
     "last_line_score",
     "out_of_range",
-    "passing_share",
     "plain_mean",
     "standard_score",
     "without_composites",
@@ -86,12 +85,6 @@ def plain_mean(checks: Mapping[str, float]) -> float:
     """Mean of the non-composite checks; 0.0 without any."""
     kept = without_composites(checks)
     return math.fsum(kept.values()) / len(kept) if kept else 0.0
-
-
-def passing_share(checks: Mapping[str, float]) -> float:
-    """Share of the non-composite checks that pass; 0.0 without any."""
-    kept = without_composites(checks)
-    return sum(score >= 1.0 for score in kept.values()) / len(kept) if kept else 0.0
 
 
 def baseline_adjusted(score: float, baseline: float) -> float:

@@ -1,6 +1,6 @@
 """Process rewards from the task's own verifier: how much of it passes after a turn, and not before.
 
-Phi(s) is the share of the verifier's plain checks that pass (:mod:`clawgym.rollout.milestones`). The process reward of
+Phi(s) is the mean score of the verifier's plain checks (:mod:`clawgym.rollout.milestones`). The process reward of
 a turn is Phi(s') - Phi(s).
 """
 

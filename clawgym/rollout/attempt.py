@@ -44,7 +44,7 @@ from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
 from clawgym.tools import Tools, open_tools, sandbox_spec
 from clawgym.verifiers.diff import DIFF_FILE, submission_diff
 from clawgym.verifiers.grading import Subject, empty_archive, grade
-from clawgym.verifiers.scores import passing_share
+from clawgym.verifiers.scores import plain_mean
 
 __all__ = ["Attempt", "Stop", "fault_of", "transcript_payload"]
 
@@ -332,7 +332,7 @@ class Attempt:
             await self._close()
         progress = () if self._milestones is None or unstable else await self._milestones.values()
         if progress and result is not None:  # the grade also sees the final message and the state of tool servers
-            progress = (*progress[:-1], passing_share(result.checks))
+            progress = (*progress[:-1], plain_mean(result.checks))
         if self.request.keep_workspace and workspace is not None:
             ended = self._ended(result, await _compressed(workspace.tar), workspace.dropped)
         else:

@@ -1,6 +1,6 @@
 """Progress of an episode after each of the agent's turns, by the task's own verifier.
 
-Phi is the share of the verifier's plain checks that pass on a copy of the workspace, in [0, 1]. It is measured in a
+Phi is the mean score of the verifier's plain checks on a copy of the workspace, in [0, 1]. It is measured in a
 grading sandbox while the agent waits for its next reply. Nothing of it can be seen in the agent's sandbox.
 """
 

@@ -68,8 +68,8 @@ class Ended:
     penalties: Mapping[str, float] = field(default_factory=dict)
     """Name -> penalty that training adds to the reward, 0 or less."""
     progress: tuple[float | None, ...] = ()
-    """Share of the checks that pass, before the first turn and after each turn; None where it could not be measured.
-    Empty unless the request asked for ``milestones`` and the task allows it, and if it is ``unstable``."""
+    """Mean score of the verifier's plain checks, before the first turn and after each turn; None where it could not be
+    measured. Empty unless the request asked for ``milestones`` and the task allows it, and if it is ``unstable``."""
     unstable: bool = False
     """Whether two measurements of the progress of the final workspace differ: the verifier is not deterministic."""
 

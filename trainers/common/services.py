@@ -28,7 +28,7 @@ from clawgym.trainers.config import TrainConfig
 if TYPE_CHECKING:
     from clawgym.trainers.common.policy import Sampler
 
-from clawgym.verifiers.scores import passing_share
+from clawgym.verifiers.scores import plain_mean
 
 __all__ = [
     "SplitScore",
@@ -53,7 +53,7 @@ class SplitScore:
     infra: int
     """Episodes with an infrastructure error; they are in no score."""
     partial: float
-    """Mean share of the verifier's plain checks that pass, in [0, 1]."""
+    """Mean score of the verifier's plain checks, in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class EpisodeScore(NamedTuple):
     strict: float | None
     """``None`` after three infrastructure errors in a row."""
     partial: float
-    """Share of the verifier's plain checks that pass, in [0, 1]."""
+    """Mean score of the verifier's plain checks, in [0, 1]."""
 
 
 async def score_tasks(
@@ -97,7 +97,7 @@ async def score_tasks(
         for attempt in range(3):
             episode = await player.play(task, seed=seed + attempt, sample=sample, channel=channel, greedy=greedy)
             if episode.outcome is not Outcome.INFRA and episode.result is not None:
-                return EpisodeScore(task.id, generator, episode.result.strict, passing_share(episode.result.checks))
+                return EpisodeScore(task.id, generator, episode.result.strict, plain_mean(episode.result.checks))
         return EpisodeScore(task.id, generator, None, 0.0)
 
     return list(await asyncio.gather(*(one(task, sample) for task in tasks for sample in range(samples))))

@@ -65,7 +65,7 @@ class LabelledTurn:
 
     record: Judgeable
     progress: float
-    """Change of the share of the verifier's checks that pass."""
+    """Change of the mean score of the verifier's plain checks."""
     family: str
     task: str
     """Hash of the task."""

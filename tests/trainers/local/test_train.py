@@ -292,7 +292,7 @@ async def test_turns_are_judged_before_training(taught: Path, tmp_path: Path) ->
 
 
 async def test_turns_are_rewarded_for_the_verifiers_checks(taught: Path, tmp_path: Path) -> None:
-    """Each turn has the change of the share of passing checks, and no judge runs."""
+    """Each turn has the change of the checks' mean score, and no judge runs."""
     about = small(model={"path": str(taught)}, reward={"milestones": "turn"}, budget={"steps": 1})
     await train(about, tmp_path / "rl", "rl", view=Said())
     metrics = lines(tmp_path / "rl/metrics.jsonl")[0]
