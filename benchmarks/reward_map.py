@@ -44,7 +44,7 @@ def run_cell(out: Path, cell: Cell, seed: int) -> None:
     steps, success = cell
     own = (*SETTINGS, f"seed={seed}", f"tasks.generators=[chain-{steps}]", f"agent.max_steps={steps + 1}")
     base = folder(out, cell, seed, "base")
-    sparse.train_base(out, base, success ** (1 / steps), *own)
+    sparse.train_base(out, base, sparse.RECIPE, success ** (1 / steps), *own)
     for arm in ("outcome", *JUDGES):
         settings = (*own, f"model.path={base}", *sparse.ARMS[arm])
         train("rl", folder(out, cell, seed, arm), *settings, config=str(sparse.RECIPE))

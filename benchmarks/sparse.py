@@ -1,6 +1,7 @@
 """Where do process rewards pay? Long chains of dependent steps, from a base that solves almost none of them.
 
     python benchmarks/sparse.py --out runs/sparse
+    python benchmarks/sparse.py --out runs/sparse-tools --recipe benchmarks/sparse-tools.yaml
 
 For each seed a model from scratch imitates a thousand episodes of ``chain-8``
 (:mod:`clawgym.trainers.recipes.chains`) by somebody who confuses commands: where ``sort -r`` is asked, it often does
@@ -31,6 +32,7 @@ import json
 import os
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -40,6 +42,7 @@ from learning import half_width, heldout, rows, seconds, train
 from clawgym.agents.demonstrate import reference_calls
 from clawgym.agents.text_protocol import Command, parse_reply
 from clawgym.pool import Pool
+from clawgym.records import Task
 from clawgym.records.judge import Judge, Judgeable, Vote
 from clawgym.rewards.rules import DegradedJudge, RuleJudge
 from clawgym.trainers.common.demonstrations import demonstrate
@@ -103,59 +106,70 @@ CONFUSED = {
     "sed 1d": "sed '$d'",
     "sed '$d'": "sed 1d",
     "tac": "cat",
+    "ship_order": "cancel_order",
+    "cancel_order": "ship_order",
 }
-"""A command, and the one that is taken for it."""
-BETTER = ("sort", "head", "sed 1d")
+"""A command or tool, and the one that is taken for it."""
+BETTER = ("sort", "head", "sed 1d", "ship_order")
 
 
-def chances(right: float) -> tuple[float, float]:
-    """How often a confused demonstrator gives the command that is asked for, if it is one of :data:`BETTER` and if not,
-    for a mean of ``right`` over the seven. A policy that imitates it is right more often than not on a part only, so
-    choosing the likelier command does not solve a chain."""
+def chances(right: float, share: float = 3 / 7) -> tuple[float, float]:
+    """How often a confused demonstrator does what is asked for, if it is one of :data:`BETTER` (a ``share`` of all) and
+    if not, for a mean of ``right``. A policy that imitates it is right more often than not on a part only, so choosing
+    the likelier command does not solve a chain."""
     better = min(0.95, 1.4 * right)
-    return better, (7 * right - 3 * better) / 4
+    return better, (right - share * better) / (1 - share)
 
 
-def confused(command: str, right: float, rng: random.Random) -> str:
-    """A command of a reference solution, or the one that is taken for it."""
-    name = max((name for name in CONFUSED if command.startswith(f"{name} ")), key=len)
-    better, other = chances(right)
-    return command if rng.random() < (better if name in BETTER else other) else CONFUSED[name] + command[len(name) :]
+def confused(text: str, right: float, rng: random.Random) -> str:
+    """A command or the name of a tool, as a confused demonstrator gives it."""
+    name = max((name for name in CONFUSED if f"{text} ".startswith(f"{name} ")), key=len, default="")
+    if not name:
+        return text
+    better, other = chances(right, 1 / 2 if name.endswith("_order") else 3 / 7)
+    return text if rng.random() < (better if name in BETTER else other) else CONFUSED[name] + text[len(name) :]
 
 
-def demonstrations(out: Path, right: float, settings: Sequence[str]) -> Path:
-    """A file of conversations with a confused demonstrator: the reference solutions, played and changed."""
-    config = load_config(RECIPE, settings)
+def as_confused(task: Task, right: float, rng: random.Random) -> Task:
+    """The task with the solution of a confused demonstrator."""
+    (file,) = task.solution
+    if task.brings_tools:
+        calls = json.loads(file.read())
+        text = json.dumps([{**call, "name": confused(call["name"], right, rng)} for call in calls])
+    else:
+        text = "\n".join(confused(line, right, rng) for line in file.read().decode().splitlines())
+    return replace(task, solution=(replace(file, source=text.encode()),))
+
+
+def demonstrations(out: Path, recipe: Path, right: float, settings: Sequence[str]) -> Path:
+    """A file of conversations with a confused demonstrator."""
+    config = load_config(recipe, settings)
     file = out / f"confused-{config.tasks.generators[0]}-{right:.2f}-{config.seed}.jsonl"
     if file.exists():
         return file
-    pool = Pool(out / f"{config.tasks.generators[0]}.db")
-    asyncio.run(demonstrate(config, load_splits(config.tasks, config.agent).demonstrations, pool))
-    rng = random.Random(config.seed)
-    lines: list[str] = []
-    for row in sorted(conversations(pool, "demonstrations"), key=lambda row: row["task_id"]):
-        for message in row["messages"]:
-            if message["role"] == "assistant" and isinstance(said := parse_reply(message["content"]), Command):
-                message["content"] = f"```bash\n{confused(said.text, right, rng)}\n```"
-        lines.append(json.dumps({"messages": row["messages"]}))
-    pool.close()
+    tasks, rng = load_splits(config.tasks, config.agent).demonstrations, random.Random(config.seed)
+    changed = [as_confused(task, right, rng) for task in sorted(tasks, key=lambda task: task.id)]
+    with Pool(file.with_suffix(".db")) as pool:
+        asyncio.run(demonstrate(config, changed, pool))
+        rows = sorted(conversations(pool, "demonstrations", solved=False), key=lambda row: row["task_id"])
+    lines = [json.dumps({name: row[name] for name in ("messages", "tools") if name in row}) for row in rows]
     file.write_text("\n".join(lines) + "\n")
     return file
 
 
-def train_base(out: Path, base: Path, right: float, *settings: str) -> None:
-    data = demonstrations(out, right, settings)
-    train("sft", base, *settings, f"sft.data={data}", config=str(RECIPE))
+def train_base(out: Path, base: Path, recipe: Path, right: float, *settings: str) -> None:
+    data = demonstrations(out, recipe, right, settings)
+    train("sft", base, *settings, f"sft.data={data}", config=str(recipe))
 
 
-def run_seed(out: Path, seed: int, arms: list[str], settings: tuple[str, ...]) -> None:
+def run_seed(out: Path, recipe: Path, seed: int, arms: list[str], settings: tuple[str, ...]) -> None:
     """Every arm of a seed."""
     own = (f"seed={seed}", *settings)
     base = out / f"base-{seed}"
-    train_base(out, base, RIGHT, *own)
+    train_base(out, base, recipe, RIGHT, *own)
     for arm in arms:
-        extra = (f"sft.data={demonstrations(out, RIGHT, own)}",) if arm == "self-only" else ()
-        train("rl", out / f"{arm}-{seed}", *own, f"model.path={base}", *ARMS[arm], *extra, config=str(RECIPE))
+        extra = (f"sft.data={demonstrations(out, recipe, RIGHT, own)}",) if arm == "self-only" else ()
+        train("rl", out / f"{arm}-{seed}", *own, f"model.path={base}", *ARMS[arm], *extra, config=str(recipe))
 
 
 def turns(run: Path) -> float:
@@ -190,6 +204,7 @@ def table(out: Path, seeds: list[int]) -> None:
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--out", type=Path, default=Path("runs/sparse"))
+    ask.add_argument("--recipe", type=Path, default=RECIPE)
     ask.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     ask.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
     ask.add_argument("--set", action="append", default=[], dest="settings", help="a setting of all runs")
@@ -199,7 +214,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(here)  # where a run finds the judges
     said.out.mkdir(parents=True, exist_ok=True)
     for seed in [] if said.table else said.seeds:
-        run_seed(said.out, seed, said.arms, tuple(said.settings))
+        run_seed(said.out, said.recipe, seed, said.arms, tuple(said.settings))
     table(said.out, said.seeds)
 
 

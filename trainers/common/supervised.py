@@ -22,10 +22,11 @@ from clawgym.trainers.batching import MaskedSequence
 __all__ = ["WordShuffle", "conversations", "exported", "masked_sequence", "masked_sequences"]
 
 
-def conversations(pool: Pool, channel: str) -> Iterator[dict[str, Any]]:
-    """The solved conversations of a channel, as ``clawgym pool export --format messages`` writes them."""
+def conversations(pool: Pool, channel: str, *, solved: bool = True) -> Iterator[dict[str, Any]]:
+    """The conversations of a channel, as ``clawgym pool export --format messages`` writes them; only those that are
+    ``solved``, or all."""
     for episode in pool.episodes(channel=channel, state="closed"):
-        if episode.outcome == "solved":
+        if episode.outcome == "solved" or not solved:
             turns = pool.turns(episode.id)
             tools = {sha: json.loads(pool.image(sha).data) for sha in {t.tools for t in turns} if sha}
             yield from conversations_of(episode, turns, tools)
