@@ -35,7 +35,7 @@ SETTINGS = (
     "rollout.groups=8",
     "budget.steps=40",
     "evaluation.every=20",
-    "sft.evaluate_every=400",
+    "sft={steps: 600, batch: 16, lr: 2.0e-3, evaluate_every: 300, shuffle_words: true}",
 )
 Cell = tuple[int, float]
 
