@@ -140,6 +140,10 @@ class TrainingError(ClawGymError):
     """A training run cannot start, or failed. The message names the setting, or the last good checkpoint."""
 
 
+class ServiceError(ClawGymError):
+    """A service that learns from its use cannot do what was asked; the message says what to do."""
+
+
 class BudgetExceeded(ClawGymError):
     """A phase, token or cost budget is used up; the episode ends as ``truncated``.
 
