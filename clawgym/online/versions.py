@@ -143,7 +143,7 @@ class Versions:
 
     def add(
         self,
-        fill: Callable[[Path], None],
+        fill: Callable[[Path], object],
         *,
         parent: int,
         sessions: Collection[str],
