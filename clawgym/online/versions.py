@@ -8,7 +8,6 @@ answers. Readers need no lock, so another process can show the history while a s
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -289,6 +288,8 @@ class Versions:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    import fcntl  # not on Windows, where no service runs
+
     with (path / _LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
