@@ -79,22 +79,27 @@ def read_json(data: bytes, loads: Callable[[bytes], Any] = json.loads) -> Any:
 
     Raises :class:`OutOfBounds` beyond them, and the ValueError of ``loads`` for invalid JSON.
     """
-    # Commas and brackets in strings are counted too: this is an upper bound that takes three searches.
-    size = _ITEM * (data.count(b",") + data.count(b"[")) + _OBJECT * data.count(b"{")
-    if size > LARGEST_JSON:
-        raise OutOfBounds(f"it has more values than fit into {LARGEST_JSON >> 20} MiB (LARGEST_JSON)")
-    too_deep = OutOfBounds(f"it is nested more than {DEEPEST_JSON} levels deep (DEEPEST_JSON)")
+    # Brackets and commas in strings are counted too: these are upper bounds.
+    brackets = data.count(b"[") + data.count(b"{")
+    if len(data) > LARGEST_JSON // _OBJECT:  # a smaller one has too few bytes for so many values
+        size = _ITEM * (data.count(b",") + data.count(b"[")) + _OBJECT * data.count(b"{")
+        if size > LARGEST_JSON:
+            raise OutOfBounds(f"it has more values than fit into {LARGEST_JSON >> 20} MiB (LARGEST_JSON)")
     try:
         value = loads(data)
     except RecursionError:
-        raise too_deep from None
+        raise _too_deep() from None
     except ValueError as error:
         if "depth limit" in str(error):  # orjson's message
-            raise too_deep from None
+            raise _too_deep() from None
         raise
-    if _is_deep(value):
-        raise too_deep
+    if brackets > DEEPEST_JSON and _is_deep(value):
+        raise _too_deep()
     return value
+
+
+def _too_deep() -> OutOfBounds:
+    return OutOfBounds(f"it is nested more than {DEEPEST_JSON} levels deep (DEEPEST_JSON)")
 
 
 def _is_deep(value: Any) -> bool:
