@@ -53,8 +53,10 @@ class ReplyCounter:
 def storable(value: Any) -> Any:
     """``value`` with every lone surrogate in its strings replaced, so that it can be written as UTF-8."""
     if isinstance(value, str):
+        if value.isascii():
+            return value
         try:
-            value.encode()  # the common case
+            value.encode()
         except UnicodeEncodeError:
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return value

@@ -16,6 +16,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from clawgym.engines.folders import load_tokenizer, model_folder, read_settings
 from clawgym.errors import EngineError, GatewayError, MissingDependency
 from clawgym.gateway._check import parser_of_calls, sees_images, template_problems
@@ -34,6 +36,8 @@ _LONG = 2000
 """Fewest characters of a message whose ids are cached: many sessions share a system prompt."""
 _SHORT = 4000
 """Most characters of an input, as JSON, whose ids are kept."""
+_USUAL_TOOLS = 2**17
+"""Most bytes of tool definitions, as JSON, whose guarded texts are kept."""
 _MOST_KNOWN = 1024
 """Inputs whose ids are kept: a few megabytes."""
 _QUESTION: Message = {"role": "user", "content": "x"}
@@ -99,8 +103,9 @@ class Renderer:
         """End tokens that the template writes itself; after a sampled one, no other end is added."""
         self._alphabet = Alphabet(self._backend, frozenset(hidden | stop))
         self._cuts = self._can_cut()
-        self._known: dict[str, array[int]] = {}
+        self._known: dict[bytes, array[int]] = {}
         self._cached = lru_cache(maxsize=64)(self._encoded)
+        self._guard_json = lru_cache(maxsize=64)(lambda tools: self._guard.value(orjson.loads(tools)))
         self._takes_images = sees_images(self.template)
         self._needs_calls = self._tail_needs_calls()
         self._shows_results = self._tail_shows_results()
@@ -115,7 +120,7 @@ class Renderer:
         """
 
         def ids() -> list[int]:
-            return self._encode(self.template(self._converted(messages), self._guard.value(tools)))
+            return self._encode(self.template(self._converted(messages), self._guarded(tools)))
 
         return self._remembered([messages, tools], ids)
 
@@ -131,9 +136,10 @@ class Renderer:
         ``sampled_ids`` are the stored ids of the reply. Raises as :meth:`prompt` does.
         """
         last = list(sampled_ids[-1:])
+        tools = tools if self._needs_tools else ()
 
         def ids() -> list[int]:
-            after = self._after(messages, self._guard.value(tools) if self._needs_tools else ())
+            after = self._after(messages, self._guarded(tools))
             end = self._first_end.search(after)
             if end and last and self._stands_for(last[0], end.group()):
                 # Encode with the end in front and remove it: some tokenizers encode the start of a text differently.
@@ -146,8 +152,8 @@ class Renderer:
         """``ids()``, or what it gave for the same input before: attempts at a task begin alike, and commands often
         print the same. Long inputs are not kept."""
         try:
-            text = json.dumps(about)
-        except (TypeError, ValueError, RecursionError):
+            text = orjson.dumps(about)
+        except TypeError:  # such as whole numbers of more than 64 bits
             return tuple(ids())
         if len(text) > _SHORT:
             return tuple(ids())
@@ -166,7 +172,7 @@ class Renderer:
 
         For supervised training on texts; sampled ids are in the pool. Raises as :meth:`prompt` does.
         """
-        history, guarded = self._converted(messages), self._guard.value(tools)
+        history, guarded = self._converted(messages), self._guarded(tools)
         before = self.template(history, guarded)
         after = self.template([*history, *self._converted([reply])], guarded, generation=False)
         if not after.startswith(before):
@@ -232,6 +238,14 @@ class Renderer:
                 raise Refusal(400, f"'{at}' has arguments nested too deeply: flatten them", param=at) from None
             converted.append(plain)
         return converted
+
+    def _guarded(self, tools: Sequence[Mapping[str, Any]]) -> Any:
+        """``tools`` with guarded texts. Those of a usual size are kept, since sessions share them."""
+        try:
+            text = orjson.dumps(tools) if tools else b""
+        except TypeError:
+            text = b""
+        return self._guard_json(text) if 0 < len(text) <= _USUAL_TOOLS else self._guard.value(tools)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of a plain text."""
