@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Mapping
@@ -28,9 +29,11 @@ from clawgym.errors import ClawGymError, MissingDependency
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["UNREACHABLE", "HttpEndpoint"]
+__all__ = ["SAME", "UNREACHABLE", "HttpEndpoint"]
 
 _T = TypeVar("_T")
+SAME = secrets.token_hex(16)
+"""Stands for ids that a server repeated as they were sent. No server knows it."""
 UNREACHABLE = "unreachable"
 """Code of the failure of a request whose connection could not be made, or broke."""
 _PIECE = 64
@@ -124,13 +127,17 @@ class HttpEndpoint:
             await self._refuse(response)
 
     async def events(
-        self, path: str, body: dict[str, Any], most: int | None = None
+        self, path: str, body: dict[str, Any], most: int | None = None, echo: tuple[str, list[int]] | None = None
     ) -> AsyncGenerator[list[dict[str, Any]], None]:
         """POST ``body`` and yield the JSON of the response's events, in batches as they arrive, without retries.
 
         Ends at ``[DONE]`` or the end of the stream, and fails after ``most`` events, or after
         :data:`~clawgym.bounds.LARGEST_STREAM` bytes where ``most`` is None.
+
+        ``echo``: a name and the ids that the server repeats under it. Where they are the same, byte for byte, they are
+        not parsed again, and :data:`SAME` takes their place.
         """
+        name, ids = (f'"{echo[0]}":'.encode(), self._orjson.dumps(echo[1])) if echo else (b"", b"")
         clock = asyncio.get_running_loop().time
         seconds, what = self._first, "first answer"
         due = clock() + seconds  # for the next event; keep-alive comments do not count
@@ -156,7 +163,7 @@ class HttpEndpoint:
                 if most is not None and (most := most - len(came)) < 0:
                     raise self.error(out_of_bounds("more events than the tokens that were asked for (MOST_EVENTS)"))
                 if came:
-                    yield [self._decoded(data) for data in came]
+                    yield [self._decoded(_without(data, name, ids) if name else data) for data in came]
                     seconds, what = self._between, "next part of the answer"
                     due = clock() + seconds
                 if end is not None:
@@ -291,6 +298,13 @@ class HttpEndpoint:
             text = f"an answer that is not JSON of an object ({shown!r})"
             do = "check that base_url ends with /v1"
             raise self.error(EndpointFailure(text, retryable=again and shown[:1] in "{", do=do)) from None
+
+
+def _without(data: bytes, name: bytes, value: bytes) -> bytes:
+    """JSON with :data:`SAME` for ``value`` after ``name``. In a string, the quotes of ``name`` would be escaped."""
+    at = data.find(value)
+    head = data[:at].rstrip() if at >= 0 else b""
+    return head + b'"' + SAME.encode() + b'"' + data[at + len(value) :] if head.endswith(name) else data
 
 
 def _connector(aiohttp: Any) -> aiohttp.TCPConnector:

@@ -203,37 +203,33 @@ class ServedEngine:
         """
         await persist_call(self._look, Patience(self._patience))
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Tokens, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Tokens, None]:
         """See :class:`~clawgym.engines.protocol.TokenEngine`.
 
         Missing sampling parameters are neutral (temperature 1, no top-k, no top-p), whatever the server's defaults.
         """
-        if request.images:
-            raise EngineError(
-                f"the {self.name} engine sends token ids, and images do not go with them: use the openai engine "
-                "(text only), or a model without images",
-                status=400,
-            )
-        if not request.prompt_ids:
-            raise EngineError("an empty prompt: give at least one token id", status=400)
-        prompt = list(request.prompt_ids)
 
         async def attempt() -> AsyncGenerator[Tokens, None]:
+            if request.images:
+                raise EngineError(
+                    f"the {self.name} engine sends token ids, and images do not go with them: use the openai engine "
+                    "(text only), or a model without images",
+                    status=400,
+                )
+            if not request.prompt_ids:
+                raise EngineError("an empty prompt: give at least one token id", status=400)
             await self._restore()
             async with self._gate.stream():
                 await self._look()
                 most = request.max_tokens(self.context_window)
-                with self._serving(request.adapter) as (named, version):
+                with self._serving(request.adapter) as (named, version), self._readable():
                     checked = Checked(self._endpoint, request.stop_ids, most, version, self._exact(request))
-                    with self._readable():
-                        asked = replace(request, prompt_ids=prompt, adapter=named)
-                        async with aclosing(self._stream(asked, checked)) as items:
-                            async for tokens in items:
-                                yield tokens
+                    asked = replace(request, prompt_ids=list(request.prompt_ids), adapter=named)
+                    async with aclosing(self._stream(asked, checked)) as items:
+                        async for tokens in items:
+                            yield tokens
 
-        async with aclosing(persist(attempt, Patience(self._patience, self._failed))) as items:
-            async for tokens in items:
-                yield tokens
+        return persist(attempt, Patience(self._patience, self._failed))
 
     async def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Load all weights into the server, in place. Running streams end with the old ones; new ones wait.

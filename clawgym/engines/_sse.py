@@ -35,26 +35,24 @@ class EventReader:
             self._after_return = piece.endswith(b"\r")
             piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         lines = piece.split(b"\n")
-        events: list[bytes] = []
-        if len(lines) > 1:
+        if len(lines) > 1 and self._rest:
             lines[0] = bytes(self._rest + lines[0])
             self._rest.clear()
         self._rest += lines.pop()
+        if self._first and lines:
+            self._first = False
+            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+        events: list[bytes] = []
+        data = self._data
         for line in lines:
-            if self._first:
-                self._first = False
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line:
-                self._take(line)
-            elif self._data:
-                events.append(b"\n".join(self._data))
-                self._data, self._size = [], 0
+            if line.startswith(b"data:") or line == b"data":
+                value = line[6:] if line.startswith(b" ", 5) else line[5:]
+                self._size += max(len(value), _LEAST)
+                data.append(value)
+            elif not line and data:
+                events.append(b"\n".join(data))
+                data.clear()
+                self._size = 0
         if self._size + len(self._rest) > LARGEST_EVENT:
             raise OutOfBounds(f"an event of more than {LARGEST_EVENT >> 20} MiB in the stream (LARGEST_EVENT)")
         return events
-
-    def _take(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            self._data.append(value.removeprefix(b" "))
-            self._size += max(len(value), _LEAST)

@@ -20,6 +20,7 @@ from typing import Any
 
 from clawgym.bounds import MOST_EVENTS
 from clawgym.engines._failures import EndpointFailure
+from clawgym.engines._http import SAME
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
 from clawgym.engines._served import PROBE, Checked, LoadedWeights, ServedEngine
 from clawgym.engines.protocol import GenerateRequest, Tokens
@@ -94,7 +95,8 @@ class SGLangEngine(ServedEngine):
         if request.adapter is not None:
             body["lora_path"] = request.adapter
         pairs = _Pairs(checked)
-        async with aclosing(self._endpoint.events("/generate", body, MOST_EVENTS + checked.most)) as several:
+        echo = ("prompt_token_ids", body["input_ids"])
+        async with aclosing(self._endpoint.events("/generate", body, MOST_EVENTS + checked.most, echo)) as several:
             async for events in several:
                 held: list[Tokens] = []
                 for event in events:
@@ -134,7 +136,7 @@ class SGLangEngine(ServedEngine):
         self, event: dict[str, Any], meta: dict[str, Any], request: GenerateRequest, checked: Checked
     ) -> None:
         echo, count = event.get("prompt_token_ids"), meta.get("prompt_tokens")
-        if (echo is not None and echo != request.prompt_ids) or count != len(request.prompt_ids):
+        if (echo is not None and echo != SAME and echo != request.prompt_ids) or count != len(request.prompt_ids):
             checked.broken(
                 f"it worked on another prompt ({count} ids) than it was sent ({len(request.prompt_ids)} ids)",
                 "a server without --allow-auto-truncate",

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.bounds import MOST_EVENTS
 from clawgym.engines._failures import EndpointFailure
+from clawgym.engines._http import SAME
 from clawgym.engines._retry import Patience, persist_call
 from clawgym.engines._scale import COLD, TOP, Scale, scale_of
 from clawgym.engines._served import CLOSING, PROBE, Checked, LoadedWeights, ServedEngine
@@ -255,45 +256,46 @@ class VLLMEngine(ServedEngine):
         ids: list[int] = []
         logprobs: list[Any] = []
         reason, cached, echoed = "", 0, False
-        async with aclosing(self._answer(body)) as several:
-            async for events in several:
-                for event in events:
-                    if event.get("error") or event.get("object") == "error":
-                        if reason:
-                            break  # the answer was complete
-                        raise self._endpoint.error(self._endpoint.failure_of(event.get("error") or event))
-                    if usage := event.get("usage"):
-                        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or cached
-                    choice = _choice(event)
-                    if not choice:
-                        continue
-                    if not echoed:
-                        self._check_prompt(choice, request, checked)
-                        if self._weights is not None and request.adapter is None:
-                            # The stream is open, so the same process answers.
-                            self._confirm((await self._endpoint.get("/weight_info")).get("weight_version"))
-                        echoed = True
-                    if choice.get("token_ids") is None:
-                        raise self._stripped("token_ids", _SINCE)
-                    ids += choice["token_ids"]
-                    logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or ()
-                    reason = choice.get("finish_reason") or reason
-                if ids and not reason:  # ids that arrived together are yielded together
-                    yield checked.take(ids, logprobs)
-                    ids, logprobs = [], []
+        echo = ("prompt_token_ids", body["prompt"])
+        stream = self._endpoint.events("/v1/completions", body, MOST_EVENTS + checked.most, echo)
+        with self._restarted(body["model"]):
+            async with aclosing(stream) as several:
+                async for events in several:
+                    for event in events:
+                        if event.get("error") or event.get("object") == "error":
+                            if reason:
+                                break  # the answer was complete
+                            raise self._endpoint.error(self._endpoint.failure_of(event.get("error") or event))
+                        if usage := event.get("usage"):
+                            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or cached
+                        choice = _choice(event)
+                        if not choice:
+                            continue
+                        if not echoed:
+                            self._check_prompt(choice, request, checked)
+                            if self._weights is not None and request.adapter is None:
+                                # The stream is open, so the same process answers.
+                                self._confirm((await self._endpoint.get("/weight_info")).get("weight_version"))
+                            echoed = True
+                        if choice.get("token_ids") is None:
+                            raise self._stripped("token_ids", _SINCE)
+                        ids += choice["token_ids"]
+                        logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or ()
+                        reason = choice.get("finish_reason") or reason
+                    if ids and not reason:  # ids that arrived together are yielded together
+                        yield checked.take(ids, logprobs)
+                        ids, logprobs = [], []
         if not reason:
             raise self._endpoint.error(EndpointFailure("the stream ended before the answer did", 503, retryable=True))
         yield checked.end(checked.take(ids, logprobs), reason, cached)
 
-    async def _answer(self, body: dict[str, Any]) -> AsyncGenerator[list[dict[str, Any]], None]:
+    @contextmanager
+    def _restarted(self, model: str) -> Iterator[None]:
+        """Let a request be repeated if the server does not know an adapter that it was given."""
         try:
-            async with aclosing(
-                self._endpoint.events("/v1/completions", body, MOST_EVENTS + body["max_tokens"])
-            ) as several:
-                async for events in several:
-                    yield events
+            yield
         except EngineError as error:
-            if error.status == 404 and any(body["model"] == one.named for one in self._adapters.values()):
+            if error.status == 404 and any(model == one.named for one in self._adapters.values()):
                 raise EngineError(
                     f"{error}: the server was started again; its adapters are loaded anew", status=503, retryable=True
                 ) from error
@@ -303,7 +305,7 @@ class VLLMEngine(ServedEngine):
         seen = choice.get("prompt_token_ids")
         if seen is None:
             raise self._stripped("prompt_token_ids", _SINCE)
-        if seen != request.prompt_ids:
+        if seen != SAME and seen != request.prompt_ids:
             checked.broken(
                 f"it worked on another prompt ({len(seen)} ids) than it was sent ({len(request.prompt_ids)} ids)",
                 "a server that takes token ids as they are",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -49,6 +50,7 @@ def _refusal(request: web.Request) -> tuple[int, str] | None:
     return None
 
 
+@lru_cache(maxsize=256)
 def _is_own_name(netloc: str, own: str) -> bool:
     try:
         name = urlsplit(f"//{netloc}").hostname or ""

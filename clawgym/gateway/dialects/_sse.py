@@ -34,7 +34,14 @@ async def send_events(
     An exception before the first event is raised. A later one is sent as the last event, made by ``on_error``.
     """
     response = web.StreamResponse(headers=_HEADERS)
-    keeper = asyncio.ensure_future(_keep_alive(request, response, comment))
+    loop = asyncio.get_running_loop()
+    keepers: set[asyncio.Task[None]] = set()
+
+    def keep_alive() -> None:
+        """Send comments in regular intervals, also between events: a check for silence would cost time per token."""
+        keepers.add(loop.create_task(_keep_alive(request, response, comment)))
+
+    timer = loop.call_later(KEEP_ALIVE_SECONDS, keep_alive)  # most streams end before, and need no task
     try:
         async with contextlib.aclosing(events):
             async for data in events:
@@ -48,7 +55,9 @@ async def send_events(
             raise
         await response.write(on_error(error))
     finally:
-        keeper.cancel()
+        timer.cancel()
+        for keeper in keepers:
+            keeper.cancel()
     if not response.prepared:
         await response.prepare(request)
     await response.write_eof()
@@ -56,13 +65,12 @@ async def send_events(
 
 
 async def _keep_alive(request: web.Request, response: web.StreamResponse, comment: bytes) -> None:
-    """Send a comment in regular intervals, also between events: a check for silence would cost time per token."""
     while True:
-        await asyncio.sleep(KEEP_ALIVE_SECONDS)
         if not response.prepared:
             await response.prepare(request)
         with contextlib.suppress(ConnectionError):
             await response.write(comment)
+        await asyncio.sleep(KEEP_ALIVE_SECONDS)
 
 
 def event(data: bytes, name: str | None = None) -> bytes:
