@@ -79,9 +79,8 @@ def read_json(data: bytes, loads: Callable[[bytes], Any] = json.loads) -> Any:
 
     Raises :class:`OutOfBounds` beyond them, and the ValueError of ``loads`` for invalid JSON.
     """
-    # Brackets and commas in strings are counted too: these are upper bounds.
-    brackets = data.count(b"[") + data.count(b"{")
-    if len(data) > LARGEST_JSON // _OBJECT:  # a smaller one has too few bytes for so many values
+    # Brackets and commas in strings are counted too: these are upper bounds. Short documents need not be counted.
+    if len(data) > LARGEST_JSON // _OBJECT:
         size = _ITEM * (data.count(b",") + data.count(b"[")) + _OBJECT * data.count(b"{")
         if size > LARGEST_JSON:
             raise OutOfBounds(f"it has more values than fit into {LARGEST_JSON >> 20} MiB (LARGEST_JSON)")
@@ -93,7 +92,7 @@ def read_json(data: bytes, loads: Callable[[bytes], Any] = json.loads) -> Any:
         if "depth limit" in str(error):  # orjson's message
             raise _too_deep() from None
         raise
-    if brackets > DEEPEST_JSON and _is_deep(value):
+    if len(data) > 2 * DEEPEST_JSON and data.count(b"[") + data.count(b"{") > DEEPEST_JSON and _is_deep(value):
         raise _too_deep()
     return value
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -127,7 +128,7 @@ class HttpEndpoint:
             await self._refuse(response)
 
     async def events(
-        self, path: str, body: dict[str, Any], most: int | None = None, echo: tuple[str, list[int]] | None = None
+        self, path: str, body: dict[str, Any], most: int | None = None, echo: tuple[str, Sequence[int]] | None = None
     ) -> AsyncGenerator[list[dict[str, Any]], None]:
         """POST ``body`` and yield the JSON of the response's events, in batches as they arrive, without retries.
 
@@ -138,15 +139,15 @@ class HttpEndpoint:
         not parsed again, and :data:`SAME` takes their place.
         """
         name, ids = (f'"{echo[0]}":'.encode(), self._orjson.dumps(echo[1])) if echo else (b"", b"")
-        clock = asyncio.get_running_loop().time
         seconds, what = self._first, "first answer"
-        due = clock() + seconds  # for the next event; keep-alive comments do not count
+        due = asyncio.get_running_loop().time() + seconds
         response = await self._within(seconds, self._request("POST", path, body), what)
+        watch = _Watch(response.content, seconds, due)  # for the next event; keep-alive comments do not count
         try:
             await self._refuse(response)
             reader, size = EventReader(), 0
             while True:
-                piece = await self._within(seconds, response.content.readany(), what, due)
+                piece = await self._within(seconds, response.content.readany(), what, math.inf)
                 if not piece:
                     return
                 size += max(len(piece), _PIECE)
@@ -163,13 +164,15 @@ class HttpEndpoint:
                 if most is not None and (most := most - len(came)) < 0:
                     raise self.error(out_of_bounds("more events than the tokens that were asked for (MOST_EVENTS)"))
                 if came:
+                    watch.pause()
                     yield [self._decoded(_without(data, name, ids) if name else data) for data in came]
                     seconds, what = self._between, "next part of the answer"
-                    due = clock() + seconds
+                    watch.set(seconds)
                 if end is not None:
                     await self._finish(response)
                     return
         finally:
+            watch.stop()
             response.close()  # no effect once it was read to the end
 
     async def aclose(self) -> None:
@@ -219,9 +222,11 @@ class HttpEndpoint:
     async def _within(self, seconds: float, what: Awaitable[_T], named: str, due: float | None = None) -> _T:
         """Await ``what``, and turn transport failures into retryable errors.
 
-        ``due``: the deadline on the loop's clock, if the ``seconds`` started earlier.
+        ``due``: the deadline on the loop's clock, if the ``seconds`` started earlier; inf: ``what`` times out itself.
         """
         try:
+            if due == math.inf:
+                return await what
             async with asyncio.timeout(seconds) if due is None else asyncio.timeout_at(due):
                 return await what
         except self._aiohttp.ConnectionTimeoutError:
@@ -298,6 +303,38 @@ class HttpEndpoint:
             text = f"an answer that is not JSON of an object ({shown!r})"
             do = "check that base_url ends with /v1"
             raise self.error(EndpointFailure(text, retryable=again and shown[:1] in "{", do=do)) from None
+
+
+class _Watch:
+    """Breaks off the reading of a stream at a deadline. Its timer is not set again for each piece."""
+
+    def __init__(self, content: aiohttp.StreamReader, seconds: float, due: float) -> None:
+        self._content, self._seconds, self._due = content, seconds, due
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_at(due, self._look)
+
+    def pause(self) -> None:
+        """Nothing is awaited from the server."""
+        self._due = math.inf
+
+    def set(self, seconds: float) -> None:
+        """Set the deadline ``seconds`` from now."""
+        self._due = self._loop.time() + seconds
+        if seconds < self._seconds:  # before the timer goes off
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._due, self._look)
+        self._seconds = seconds
+
+    def stop(self) -> None:
+        """Forget the deadline."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now >= self._due:
+            self._content.set_exception(TimeoutError())
+        else:
+            self._timer = self._loop.call_at(min(self._due, now + self._seconds), self._look)
 
 
 def _without(data: bytes, name: bytes, value: bytes) -> bytes:

@@ -95,7 +95,7 @@ class SGLangEngine(ServedEngine):
         if request.adapter is not None:
             body["lora_path"] = request.adapter
         pairs = _Pairs(checked)
-        echo = ("prompt_token_ids", body["input_ids"])
+        echo = ("prompt_token_ids", request.prompt_ids)
         async with aclosing(self._endpoint.events("/generate", body, MOST_EVENTS + checked.most, echo)) as several:
             async for events in several:
                 held: list[Tokens] = []

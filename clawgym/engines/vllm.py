@@ -256,7 +256,7 @@ class VLLMEngine(ServedEngine):
         ids: list[int] = []
         logprobs: list[Any] = []
         reason, cached, echoed = "", 0, False
-        echo = ("prompt_token_ids", body["prompt"])
+        echo = ("prompt_token_ids", request.prompt_ids)
         stream = self._endpoint.events("/v1/completions", body, MOST_EVENTS + checked.most, echo)
         with self._restarted(body["model"]):
             async with aclosing(stream) as several:
