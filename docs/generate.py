@@ -115,6 +115,11 @@ ROOMS = {
         clawgym.trainers.algorithms
         clawgym.trainers.credit
     """,
+    "online": """
+        clawgym.online.promotion
+        clawgym.online.watch
+        clawgym.online.betting
+    """,
 }
 """Page -> the modules that it documents."""
 SCRIPTS = {

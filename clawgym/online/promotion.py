@@ -51,7 +51,7 @@ class GateRules:
 
     alpha: float = 0.05
     """Largest probability of any false promotion in the lifetime of the service."""
-    margins: Mapping[Criterion, float] = field(default_factory=lambda: {"tasks": 0.05, "style": 0.05, "safety": 0.05})
+    margins: Mapping[Criterion, float] = field(default_factory=lambda: {"tasks": 0.1, "style": 0.1, "safety": 0.05})
     """The loss against the first version that is still accepted, for each of these three criteria."""
     sources: int = 2
     """The fewest sources of scores (such as judges) of held-out turns. With two or more, the gain must show without

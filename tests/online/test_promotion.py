@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.online.betting import log_evidence, spend
+from clawgym.online.betting import log_evidence, lower_bound, spend, upper_bound
 from clawgym.online.promotion import (
     Criterion,
     GateRules,
@@ -64,6 +64,15 @@ def test_clear_gain_without_losses_is_promoted():
     assert "+0.200 from the serving version over n=100" in decision.reasons[0]
 
 
+def test_rejection_has_a_level_of_its_own():
+    values = [0.1, -0.3] * 20
+    for rejected in (0.05, 0.5):
+        service = replace(SERVICE, rules=GateRules(reject_alpha=rejected))
+        figures = decided(values, service).figures["turns"]
+        assert figures.upper == pytest.approx(upper_bound(values, rejected / 4))
+        assert figures.lower == pytest.approx(lower_bound(values, spend(1, 0.05)))
+
+
 def test_little_evidence_leaves_a_candidate():
     decision = decided([0.2] * 10)
     assert decision.verdict == "candidate"
@@ -103,13 +112,13 @@ def test_margin_decides_about_a_small_loss():
 
 
 def test_small_losses_do_not_add_up():
-    """Each version loses 0.03 on tasks against the one before it; the third is 0.09 below the first."""
+    """Each version loses 0.06 on tasks against the one before it; the second is 0.12 below the first."""
     service, at, verdicts = Lifetime(("v0",)), 0.0, []
     for number in (1, 2, 3):
         name = f"v{number}"
         service = service.submit(name, at := at + 10)
         found = everything([0.3] * 100, other=service.served[-1], version=name, at=at + 5)
-        for criterion, loss in (("tasks", -0.03 * number), ("style", 0.0), ("safety", 0.0)):
+        for criterion, loss in (("tasks", -0.06 * number), ("style", 0.0), ("safety", 0.0)):
             found[criterion] = evidence([loss] * 3000, sources=("verifier",), version=name)
         decision = service.decide(name, found)
         verdicts.append(decision.verdict)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clawgym.online.betting import log_evidence
 from clawgym.online.watch import LiveSignal, WatchDecision, watch
 
 SOURCES = ("judge:a", "judge:b", "user:1", "user:2")
@@ -72,6 +74,16 @@ def test_tolerance_is_accepted():
     after = mixed(0.5, START, seed=1)
     assert watch(mixed(0.9, 0, seed=2), after, now=1000).verdict == "rollback"
     assert watch(mixed(0.9, 0, seed=2), after, now=1000, tolerance=1.0).verdict == "keep"
+    quiet = watch(BEFORE, signals(1, START), now=1000, tolerance=0.5)
+    assert quiet.evidence < 1  # no change is evidence against a drop by more than 0.5
+
+
+def test_evidence_by_hand():
+    """One period with changes of -2 and 0: the mean is -1, or -2 or 0 without one of the two sources."""
+    two = SOURCES[:2]
+    after = signals(-1, START, 1, two[:1]) + signals(1, START, 1, two[1:])
+    views = [np.exp(log_evidence([drop])) for drop in (0.5, 0.0, 1.0)]
+    assert watched(after, signals(1, 0, 1, two)).evidence == pytest.approx(np.mean(views))
 
 
 def test_alpha_decides_how_much_evidence_is_needed():
@@ -84,6 +96,13 @@ def test_present_period_does_not_count():
     after = signals(-1, START)
     assert watch(BEFORE, after, now=START).periods == 0
     assert watch(BEFORE, after, now=START + 3).periods == 3
+
+
+def test_first_period_after_is_compared_with_the_last_before():
+    """The version before became worse in its last half, so the first periods after it are no drop."""
+    before = signals(1, 0, periods=20) + signals(-1, 20, periods=20)
+    assert watched(signals(-1, START, periods=20), before).change == 0
+    assert watched(signals(-1, START, periods=40), before).change == -1
 
 
 # Attacks
@@ -133,8 +152,8 @@ def test_flood_of_signals_in_a_session_weighs_as_one():
 
 
 def test_new_sources_have_no_influence():
-    """A thousand accounts that are made after the promotion."""
-    after = signals(1, START)
+    """Fifty accounts that are made after the promotion, also active in periods without other signals."""
+    after = signals(-1, START + 60, periods=8)
     crowd = [
         LiveSignal(f"new:{n}", f"new-{n}-{period}", f"new-{n}-{period}", -1, period)
         for n in range(50)
@@ -144,11 +163,12 @@ def test_new_sources_have_no_influence():
     assert watched(after + crowd).sources == 4
 
 
-def test_judge_that_likes_every_version_does_not_hide_a_drop():
-    likes, others = SOURCES[:1], SOURCES[1:]
-    before = signals(0, 0, sources=likes) + signals(1, 0, sources=others)
+def test_judge_that_likes_every_new_version_does_not_hide_a_drop():
+    likes, others = SOURCES[:1], SOURCES[1:3]
+    before = signals(-1, 0, sources=likes) + signals(0, 0, sources=others)
     after = signals(1, START, sources=likes) + signals(-1, START, sources=others)
-    assert watched(after, before).verdict == "rollback"
+    decision = watched(after, before)
+    assert (decision.verdict, decision.change) == ("rollback", 0)
 
 
 def test_source_cannot_use_up_the_periods_before():
