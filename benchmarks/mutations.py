@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutations.json")
 _MIRRORED = (
     *("agents", "cli", "desktop", "engines", "envs", "evaluation", "gateway", "live", "pool", "records", "redteam"),
-    *("reporting", "rewards", "rollout", "sandbox", "simulation", "tools"),
+    *("online", "reporting", "rewards", "rollout", "sandbox", "simulation", "tools"),
 )
 ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{name: (f"clawgym/{name}", (f"tests/{name}",)) for name in _MIRRORED},
