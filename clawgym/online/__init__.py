@@ -1,1 +1,1 @@
-"""Learning from live conversations: the statistics that decide which version of a model is served."""
+"""Training on live conversations: the versions of a served model, serving them, and deciding which one is served."""

@@ -40,7 +40,7 @@ def evidence(differences, other="v0", sources=JUDGES, version="v1", at=20.0) -> 
     return PairedEvidence(items, scores)
 
 
-def everything(turns, tasks=0.0, style=0.0, safety=0.0, n=400, **options) -> dict[Criterion, PairedEvidence]:
+def everything(turns, tasks=0.0, style=0.0, safety=0.0, n=250, **options) -> dict[Criterion, PairedEvidence]:
     """Evidence with constant differences on the three sets that are compared with the first version."""
     return {
         "turns": evidence(turns, **options),
