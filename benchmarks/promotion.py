@@ -364,21 +364,27 @@ def signals(
 
 def detection(
     runs: int, drop: float, periods: int, sessions: int, approval: float = 0.8, seed: int = 0
-) -> tuple[float, float | None]:
-    """Share of services that are rolled back within ``periods``, and the median period of the rollback.
+) -> tuple[float, float, float | None]:
+    """Shares of services with enough evidence of a drop within ``periods``, and of those that are rolled back.
+
+    Third: the median period of the rollback.
 
     The version before had as many periods. ``drop`` is of the approval, so the mean signal drops by about 1.4 times it.
     """
     found: list[int] = []
+    enough: set[int] = set()
     for run in range(runs):
         generator = np.random.default_rng((seed, run))
         before = signals(generator, approval, 0, periods, sessions)
         after = signals(generator, approval - drop, periods, periods, sessions)
         for now in range(periods, 2 * periods + 1, max(10 // sessions, 1)):
-            if watch(before, [one for one in after if one.period < now], now).verdict == "rollback":
+            decision = watch(before, [one for one in after if one.period < now], now)
+            if decision.evidence >= decision.needed:
+                enough.add(run)
+            if decision.verdict == "rollback":
                 found.append(now - periods)
                 break
-    return len(found) / runs, float(np.median(found)) if len(found) > runs / 2 else None
+    return len(enough) / runs, len(found) / runs, float(np.median(found)) if len(found) > runs / 2 else None
 
 
 def false_alarms(runs: int, periods: int = 200, seed: int = 0) -> float:
@@ -469,12 +475,22 @@ def lines(lifetimes: int) -> Iterator[str]:
     yield f"### Rollback ({services} services, 300 sessions before and 300 after, a look every 10 sessions)\n"
     yield f"Without a drop, the evidence ever suffices in {_percent(alarm)} of {lifetimes:,} services.\n"
     yield from table(
-        ["drop of approval, from 80 %", "sessions a period", "rolled back", "median delay in periods", "in sessions"],
+        [
+            "drop of approval, from 80 %",
+            "sessions a period",
+            "enough evidence",
+            "rolled back",
+            "median delay in periods",
+            "in sessions",
+        ],
         (
-            (f"{100 * drop:.0f} points", [f"{sessions}", f"{100 * share:.0f} %", *_delay(delay, sessions)])
+            (
+                f"{100 * drop:.0f} points",
+                [f"{sessions}", f"{100 * enough:.0f} %", f"{100 * share:.0f} %", *_delay(delay, sessions)],
+            )
             for drop in (0.0, 0.1, 0.2, 0.4)
             for sessions in (1, 5)
-            for share, delay in [detection(services, drop, 300 // sessions, sessions)]
+            for enough, share, delay in [detection(services, drop, 300 // sessions, sessions)]
         ),
     )
 

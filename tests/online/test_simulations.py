@@ -78,8 +78,8 @@ def test_false_alarms_stay_below_the_level():
 
 
 def test_large_drop_is_found_soon():
-    share, delay = simulation.detection(4, drop=0.6, periods=80, sessions=1)
-    assert share == 1
+    enough, share, delay = simulation.detection(4, drop=0.6, periods=80, sessions=1)
+    assert enough == share == 1
     assert delay is not None
     assert delay < 60
 
