@@ -19,9 +19,9 @@ number of updates on as many episodes, and without imitation,
 - ``shuffled``: milestones, dealt out anew among the turns of a step: the control of turn credit;
 - ``self-only``: advantages are 0; solved episodes and those of the base are imitated.
 
-Every run is a folder below ``--out``, and the same command resumes it. The table shows success on held-out tasks,
-sampled at temperature 1, with the checkpoint that the validation split chose, and the difference to ``outcome`` of the
-same seed: its mean over seeds with Student's interval of 95 %.
+Settings were chosen on seeds 100 to 102. Every run is a folder below ``--out``, and the same command resumes it. The
+table shows success on held-out tasks, sampled at temperature 1, with the checkpoint that the validation split chose, and
+the difference to ``outcome`` of the same seed: its mean over seeds with Student's interval of 95 %.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--out", type=Path, default=Path("runs/sparse"))
     ask.add_argument("--recipe", type=Path, default=RECIPE)
-    ask.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    ask.add_argument("--seeds", type=int, nargs="+", default=[5, 6, 7, 8, 9])
     ask.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
     ask.add_argument("--set", action="append", default=[], dest="settings", help="a setting of all runs")
     ask.add_argument("--table", action="store_true", help="show what is there, run nothing")
