@@ -20,8 +20,8 @@ number of updates on as many episodes, and without imitation,
 - ``self-only``: advantages are 0; solved episodes and those of the base are imitated.
 
 Settings were chosen on seeds 100 to 102. Every run is a folder below ``--out``, and the same command resumes it. The
-table shows success on held-out tasks, sampled at temperature 1, with the checkpoint that the validation split chose, and
-the difference to ``outcome`` of the same seed: its mean over seeds with Student's interval of 95 %.
+table shows success on held-out tasks, sampled at temperature 1, with the checkpoint that the validation split chose,
+and the difference to ``outcome`` of the same seed: its mean over seeds with Student's interval of 95 %.
 """
 
 from __future__ import annotations
