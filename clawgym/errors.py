@@ -141,7 +141,7 @@ class TrainingError(ClawGymError):
 
 
 class ServiceError(ClawGymError):
-    """A service that learns from its use cannot do what was asked; the message says what to do."""
+    """A service that trains on its use cannot do what was asked; the message says what to do."""
 
 
 class BudgetExceeded(ClawGymError):
