@@ -165,7 +165,9 @@ class HttpEndpoint:
                     raise self.error(out_of_bounds("more events than the tokens that were asked for (MOST_EVENTS)"))
                 if came:
                     watch.pause()
-                    yield [self._decoded(_without(data, name, ids) if name else data) for data in came]
+                    if name and len(came[0]) > len(ids):
+                        came = [_without(data, name, ids) for data in came]
+                    yield [self._decoded(data) for data in came]
                     seconds, what = self._between, "next part of the answer"
                     watch.set(seconds)
                 if end is not None:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, cast
@@ -382,7 +382,8 @@ def _unsupported(field: str, why: str) -> Refusal:
 
 def _merge(session: Sampling, asked: Sampling) -> Sampling:
     """Return the settings of the session, completed with those of the request."""
-    return replace(asked, **_set_fields(session))
+    fixed = _set_fields(session)
+    return replace(asked, **fixed) if fixed else asked
 
 
 def _set_fields(sampling: Sampling) -> dict[str, Any]:
@@ -408,11 +409,5 @@ def _one_by_one(tokens: Tokens) -> list[Tokens]:
     ]
 
 
-@contextlib.asynccontextmanager
-async def _closing(stream: AsyncIterator[Any]) -> AsyncIterator[None]:
-    close: Callable[[], Any] | None = getattr(stream, "aclose", None)
-    try:
-        yield
-    finally:
-        if close is not None:
-            await close()
+def _closing(stream: Any) -> contextlib.AbstractAsyncContextManager[Any]:
+    return contextlib.aclosing(stream) if hasattr(stream, "aclose") else contextlib.nullcontext()
