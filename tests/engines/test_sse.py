@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clawgym.bounds import OutOfBounds
 from clawgym.engines import _sse
+from clawgym.engines._http import _without
 from clawgym.engines._sse import EventReader
 
 
@@ -65,3 +68,21 @@ def test_an_event_without_end_is_refused(piece: bytes, monkeypatch: pytest.Monke
     monkeypatch.setattr(_sse, "LARGEST_EVENT", 1000)
     with pytest.raises(OutOfBounds, match="LARGEST_EVENT"):
         read(*[piece] * 100)
+
+
+@pytest.mark.parametrize(
+    ("event", "same"),
+    [
+        (b'{"a":[{"ids":[1,2,3]}]}', True),
+        (b'{"a": [{"ids": [1,2,3]}]}', True),
+        (b'{"ids":[1,2,3,4]}', False),
+        (b'{"ids":[[1,2,3]]}', False),
+        (b'{"other":[1,2,3]}', False),
+        (b'{"ids":[1, 2, 3]}', False),  # parsed and compared as usual
+        (b'{"text":"\\"ids\\":[1,2,3]"}', False),
+    ],
+)
+def test_only_ids_that_are_repeated_byte_for_byte_are_left_out(event: bytes, same: bool) -> None:
+    short = _without(event, b'"ids":', b"[1,2,3]")
+    assert (short == event) is not same
+    assert json.loads(short) != json.loads(event) if same else json.loads(short) == json.loads(event)

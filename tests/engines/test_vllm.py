@@ -361,6 +361,25 @@ async def test_time_limits(fake_vllm: FakeVLLM, engine) -> None:
     assert not caught.value.retryable
 
 
+async def test_shorter_time_limit_after_the_first_token(fake_vllm: FakeVLLM, engine) -> None:
+    e = engine(first_token_seconds=30.0, between_seconds=0.3, patience=0.0)
+    await e.ready()
+    fake_vllm.faults.append(Fault(hang=2.0))
+    with pytest.raises(EngineError, match=r"no next part of the answer within 0\.3 s"):
+        await sample(e)
+
+
+async def test_slow_reader_does_not_use_up_the_time_limit(fake_vllm: FakeVLLM, engine) -> None:
+    e = engine(first_token_seconds=0.5, between_seconds=0.3, patience=0.0)
+    await e.ready()
+    request = GenerateRequest(PROMPT, Sampling(max_tokens=8))
+    pieces = []
+    async for tokens in e.generate(request):
+        pieces.append(tokens)
+        await asyncio.sleep(0.4)
+    assert pieces[-1].finish_reason
+
+
 async def test_requests_wait_for_a_restarted_server_and_probe_it_again(fake_vllm: FakeVLLM, engine) -> None:
     e = engine(patience=20.0)
     await sample(e)
