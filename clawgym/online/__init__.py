@@ -1,1 +1,1 @@
-"""Training on live conversations: the versions of a served model, serving them, and deciding which one is served."""
+"""Learning from live conversations: the versions of a served model, and the statistics that decide which one answers."""
