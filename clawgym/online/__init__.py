@@ -1,1 +1,1 @@
-"""Learning from live conversations: the versions of a served model, and the statistics that decide which one answers."""
+"""Learning from live conversations: versions of a served model, and the statistics that decide which one answers."""
