@@ -1,7 +1,8 @@
 """Where do process rewards pay? Long chains of dependent steps, from a base that solves almost none of them.
 
     python benchmarks/sparse.py --out runs/sparse
-    python benchmarks/sparse.py --out runs/sparse-tools --recipe benchmarks/sparse-tools.yaml
+    python benchmarks/sparse.py --out runs/sparse-tools --recipe benchmarks/sparse-tools.yaml \\
+        --arms outcome final-phi milestones random shuffled
 
 For each seed a model from scratch imitates a thousand episodes of ``chain-8``
 (:mod:`clawgym.trainers.recipes.chains`) by somebody who confuses commands: where ``sort -r`` is asked, it often does
@@ -210,6 +211,8 @@ def main() -> None:
     ask.add_argument("--set", action="append", default=[], dest="settings", help="a setting of all runs")
     ask.add_argument("--table", action="store_true", help="show what is there, run nothing")
     said = ask.parse_args()
+    if said.recipe != RECIPE and {"exact", "auc-0.75"} & {*said.arms}:
+        ask.error("the judges exact and auc-0.75 know the solutions of chains only: leave them out (--arms)")
     here = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(here)  # where a run finds the judges
     said.out.mkdir(parents=True, exist_ok=True)

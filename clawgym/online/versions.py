@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clawgym.errors import ServiceError
+from clawgym.records.run_folder import repair_tail
 
 __all__ = ["Event", "State", "Version", "Versions"]
 
@@ -135,10 +136,9 @@ class Versions:
         return tuple(v for v in self.all() if any(session in one.sessions for one in self.lineage(v.number)))
 
     def last_without(self, sessions: Collection[str]) -> Version:
-        """The version that last answered and has been trained on none of ``sessions``; at worst the first."""
+        """The version that last answered, may answer, and was trained on none of ``sessions``; at worst the first."""
         held = {v.number for session in sessions for v in self.exposed(session)}
-        answered = [0, *(event.version for event in self.events)]
-        return self[next((number for number in reversed(answered) if number not in held), 0)]
+        return self._last(held, len(self.events))
 
     def add(
         self,
@@ -187,7 +187,8 @@ class Versions:
             if to is None:
                 if now == 0:
                     raise ServiceError("version 0 answers, and there is none before it: nothing was rolled back")
-                to = next(event.before for event in reversed(self._events) if event.version == now)
+                began = next(n for n, one in enumerate(self._events) if one.version == now)
+                to = self._last({now}, began).number
             target = self[to]
             if to == now or target.state != "promoted":
                 raise ServiceError(
@@ -211,6 +212,12 @@ class Versions:
         for version in held:
             shutil.rmtree(version.folder, ignore_errors=True)
         return tuple(self._known[version.number] for version in held)
+
+    def _last(self, without: Collection[int], events: int) -> Version:
+        """The promoted version that answered last after so many ``events`` and is not in ``without``."""
+        answered = [0, *(event.version for event in self._events[:events])]
+        usable = (n for n in reversed(answered) if n not in without and self._known[n].state == "promoted")
+        return self._known[next(usable, 0)]
 
     def _of(self, number: int, state: State, what: str) -> Version:
         version = self[number]
@@ -298,10 +305,10 @@ def _locked(path: Path) -> Iterator[None]:
 def _append(log: Path, row: Mapping[str, Any]) -> None:
     """Write a line durably, after removing what a killed process left of its own."""
     data = json.dumps({"at": time.time(), **row}, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-    with log.open("a+b", buffering=0) as file:
-        file.seek(0)
-        whole = file.read().rfind(b"\n") + 1
-        file.truncate(whole)
+    log.touch(mode=0o600)
+    repair_tail(log)
+    with log.open("ab", buffering=0) as file:
+        whole = file.seek(0, os.SEEK_END)
         try:
             if file.write(data) != len(data):
                 raise OSError("the disk is full")

@@ -51,6 +51,20 @@ def test_a_candidate_answers_once_promoted_and_not_after_a_rollback(versions: Ve
     assert (again.all(), again.events) == (versions.all(), versions.events)
 
 
+def test_rolling_back_again_goes_further_back(versions: Versions) -> None:
+    """Never to a version that was withdrawn or erased."""
+    for parent in range(3):
+        number = versions.add(weights(str(parent)), parent=parent, sessions=[f"s{parent + 1}"]).number
+        versions.promote(number, "better")
+    assert [versions.roll_back("worse").version for _ in range(3)] == [2, 1, 0]
+    for session in ("a", "b"):
+        number = versions.add(weights(session), parent=0, sessions=[session]).number
+        versions.promote(number, "better")
+    versions.forget("a")  # 5 was trained from 0, so it may stay
+    assert versions.roll_back("worse").version == 0
+    assert versions.last_without(["b"]).number == 0
+
+
 def test_rejected_versions_never_answer(versions: Versions) -> None:
     versions.add(weights("1"), parent=0, sessions=["a"])
     versions.judged(1, {"verdict": "rejected"}, rejected=True)
