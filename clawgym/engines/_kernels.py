@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch.nn.functional import linear
 
-__all__ = ["Kernels", "linear_in"]
+__all__ = ["Kernels", "adds_int8_exactly", "linear_in"]
 
 Kernels = Literal["float32", "bfloat16", "int8"]
 """``int8``: the weights of each output channel, and the activations of each token, are multiples of 1/127 of the
@@ -39,6 +39,12 @@ class _Rounded:
             run = self._make(weight.detach(), bias)
             self._made[id(weight)] = weight._version, run
         return run(x)
+
+
+def adds_int8_exactly() -> bool:
+    """False without VNNI instructions: there, oneDNN adds pairs of products in 16 bits, which overflow."""
+    largest = torch.full((32, 64), 127, dtype=torch.int8)
+    return bool((torch.ops.aten._int_mm(largest, largest.t()) == 64 * 127**2).all())
 
 
 def _bfloat16(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:

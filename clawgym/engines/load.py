@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from clawgym.engines._kernels import Kernels
+from clawgym.engines._kernels import Kernels, adds_int8_exactly
 from clawgym.engines._lean import Lean
 from clawgym.engines._slots import ATTENTION, Decode, KVShape, Plan, Prefill, Slab, register_attention
 from clawgym.engines.folders import load_weights, model_folder
@@ -169,6 +169,8 @@ def _try_out(model: Any, layers: int, window: int, what: str, kernels: Kernels) 
                 f"kernels={kernels}: {what} in {shape.dtype} on {shape.device} has none: they are for models of the "
                 "Llama family in float32 on a CPU"
             )
+        if kernels == "int8" and not adds_int8_exactly():
+            raise EngineError("kernels=int8: sums of int8 overflow on this CPU, which has no VNNI: use bfloat16")
         if wrong := rounding_exceeded(torch.bfloat16, _in_pieces(lean, shape, first, second), plain, alone):
             raise EngineError(f"kernels={kernels}: {what}: {wrong}: use float32")
         return lean, shape
