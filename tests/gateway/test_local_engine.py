@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from clawgym.agents import make_agent
 from clawgym.agents.tool_loop import ToolLoopAgent
 from clawgym.engines import OpenAIEngine, Sampling
 from clawgym.engines.tiny import make_tiny_model
-from clawgym.errors import EngineError, MissingDependency
+from clawgym.errors import EngineError
 from clawgym.gateway.local_engine import LocalEngine
 from clawgym.pool.sequences import sequences_of
 
@@ -70,14 +72,13 @@ def test_model_without_tools_in_its_template_writes_text(
     assert make_agent("tool-loop", model=str(made), protocol="tools").identity()["protocol"] == "tools"
 
 
-def test_missing_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "clawgym.gateway.local_engine")
-    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    monkeypatch.delitem(sys.modules, "clawgym.gateway.server")
-    for name in [name for name in sys.modules if name.startswith("clawgym.pool")]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(MissingDependency, match=r"pip install 'clawgym\[local\]', or give --base-url"):
-        make_agent("tool-loop", model=str(folder))
+def test_missing_extra_is_named(folder: Path) -> None:
+    code = (
+        "import sys; sys.modules['sqlalchemy'] = None; from clawgym.agents import make_agent; "
+        f"make_agent('tool-loop', model={str(folder)!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert re.search(r"MissingDependency: .*pip install 'clawgym\[local\]', or give --base-url", done.stderr)
 
 
 def test_missing_model_is_named() -> None:
