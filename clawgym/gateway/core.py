@@ -96,13 +96,20 @@ class Core:
     """Answers calls of all dialects and records the turns."""
 
     def __init__(
-        self, engine: TokenEngine | TextEngine, writer: PoolWriter, gate: Gate, *, renderer: Renderer | None = None
+        self,
+        engine: TokenEngine | TextEngine,
+        writer: PoolWriter,
+        gate: Gate,
+        *,
+        renderer: Renderer | None = None,
+        stored: Callable[[Turn], Turn] | None = None,
     ) -> None:
         self.engine = engine
         self.renderer = renderer
         self.gate = gate
         self.counts = Counts()
         self._writer = writer
+        self._stored = stored
 
     @property
     def exact(self) -> bool:
@@ -313,10 +320,11 @@ class Core:
         images = [call.images[sha] for sha in turn.images]
         if plan.tools and node is None:  # turns that continue it have the same tools
             images.append(Image(plan.tools, tools_json(call.tools), "application/json"))
+        kept = turn if self._stored is None else await asyncio.to_thread(self._stored, turn)
         async with session.lock:
             index = session.turns
             try:
-                await self._writer.append(session.id, index, turn, images)
+                await self._writer.append(session.id, index, kept, images)
             except EpisodeClosed:  # by another process, such as `clawgym pool close`
                 session.closed = True
                 raise Refusal(403, "this session is closed: open another one", code="session_closed") from None

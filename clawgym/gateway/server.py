@@ -13,10 +13,10 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from aiohttp import web
@@ -38,9 +38,10 @@ from clawgym.gateway.render import Renderer
 from clawgym.gateway.request import SessionCredentials, SessionRequest
 from clawgym.gateway.sessions import Session, Sessions
 from clawgym.pool import EpisodeEnd, Pool, PoolWriter
+from clawgym.records import Turn
 from clawgym.registry import dialects as known_dialects
 
-__all__ = ["Address", "Gateway", "Listeners"]
+__all__ = ["Address", "Admission", "Caller", "Gateway", "Listeners"]
 
 _T = TypeVar("_T")
 _log = logging.getLogger("clawgym.gateway")
@@ -140,6 +141,27 @@ class Listeners:
         await self._runner.cleanup()
 
 
+class Caller(Protocol):
+    """Who sends a request, as known before its body is read."""
+
+    def holding(self) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        """See :meth:`clawgym.gateway.sessions.Session.holding`."""
+        ...
+
+
+class Admission(Protocol):
+    """Finds the sessions of requests. A gateway has its own; :mod:`clawgym.online` adds one."""
+
+    async def caller(self, request: web.Request) -> Caller:
+        """Return who sends the request. Raises :class:`~clawgym.gateway.calls.Refusal` for a wrong secret."""
+        ...
+
+    async def session(self, request: web.Request, body: Mapping[str, Any], call: ChatCall, *, counts: bool) -> Session:
+        """Return the session of a call; ``counts``: only its tokens are counted, and nothing is stored. Raises
+        :class:`~clawgym.gateway.calls.Refusal`."""
+        ...
+
+
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
@@ -158,6 +180,7 @@ class Gateway:
         dialects: names of ``clawgym list dialects``; by default all.
         streams: most turns that run at the same time.
         waiting: most turns that wait; further ones are refused with status 429.
+        stored: makes what is stored of a turn, on a thread of its own; the agent gets the turn as it is.
     """
 
     def __init__(
@@ -170,6 +193,7 @@ class Gateway:
         dialects: Sequence[str] | None = None,
         streams: int = 256,
         waiting: int = 4096,
+        stored: Callable[[Turn], Turn] | None = None,
     ) -> None:
         if renderer is None and isinstance(engine, TokenEngine):
             renderer = Renderer(engine.tokenizer)
@@ -178,7 +202,7 @@ class Gateway:
         self.model = model
         self._writer = PoolWriter(pool)
         self.gate = Gate(streams=streams, waiting=waiting)
-        self.core = Core(engine, self._writer, self.gate, renderer=renderer)
+        self.core = Core(engine, self._writer, self.gate, renderer=renderer, stored=stored)
         self.sessions = Sessions(pool, self._writer)
         self.dialects = _dialects(dialects)
         """Name -> dialect."""
@@ -257,36 +281,29 @@ class Gateway:
 
     def _app(self) -> web.Application:
         app = web.Application()
-        app.router.add_get("/healthz", self._health)
-        # Anthropic's client adds /v1 to its base_url, OpenAI's does not: one base_url serves both.
-        for root in ("/s/{session}/v1", "/s/{session}/v1/v1"):
-            app.router.add_get(f"{root}/models", self._models)
-            for dialect in self.dialects.values():
-                app.router.add_post(f"{root}/{dialect.path}", _Endpoint(self, dialect).handle)
-                if dialect.count_path:
-                    app.router.add_post(f"{root}/{dialect.count_path}", _Count(self, dialect).handle)
-        app.router.add_route("*", "/{path:.*}", self._not_found)
+        self.add_routes(app.router, "/s/{session}/v1", _BySession(self.sessions))
         return app
+
+    def add_routes(self, router: web.UrlDispatcher, root: str, admission: Admission) -> None:
+        """Serve all dialects below the path ``root``, which ends with ``/v1``. Add other routes before: the last one
+        answers everything else with 404."""
+        router.add_get("/healthz", self._health)
+        # Anthropic's client adds /v1 to its base_url, OpenAI's does not: one base_url serves both.
+        for each in (root, f"{root}/v1"):
+            router.add_get(f"{each}/models", _Models(self, admission).handle)
+            for dialect in self.dialects.values():
+                router.add_post(f"{each}/{dialect.path}", _Endpoint(self, admission, dialect).handle)
+                if dialect.count_path:
+                    router.add_post(f"{each}/{dialect.count_path}", _Count(self, admission, dialect).handle)
+        router.add_route("*", "/{path:.*}", self._not_found)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
-
-    async def _models(self, request: web.Request) -> web.Response:
-        try:
-            await self.admit(request)
-        except Refusal as error:
-            return answer_error(_PLAIN, failure_of(error))
-        model = {"id": self.model, "object": "model", "created": 0, "owned_by": "clawgym"}
-        return web.json_response({"object": "list", "data": [model]})
 
     async def _not_found(self, request: web.Request) -> web.Response:
         paths = ", ".join(f"/v1/{dialect.path}" for dialect in self.dialects.values())
         failure = ApiFailure(404, f"no route {request.path!r}: a session has {paths}, /v1/models")
         return answer_error(_PLAIN, failure)
-
-    async def admit(self, request: web.Request) -> Session:
-        """Return the session of a request. Raises :class:`~clawgym.gateway.calls.Refusal` for a wrong id or secret."""
-        return await self.sessions.find(request.match_info["session"], secret_of(request))
 
 
 def _dialects(names: Sequence[str] | None) -> dict[str, Dialect]:
@@ -359,11 +376,42 @@ async def _body(request: web.Request, hold: Callable[[int], None], most: int) ->
     return bytes(body)
 
 
+class _BySession:
+    """The :class:`Admission` of agents, whose base_url names the session and whose key is its secret."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    async def caller(self, request: web.Request) -> Session:
+        return await self._sessions.find(request.match_info["session"], secret_of(request))
+
+    async def session(self, request: web.Request, body: Mapping[str, Any], call: ChatCall, *, counts: bool) -> Session:
+        return await self.caller(request)  # again: it may have been evicted while the body was read
+
+
+class _Models:
+    """The list of models."""
+
+    def __init__(self, gateway: Gateway, admission: Admission) -> None:
+        self._gateway = gateway
+        self._admission = admission
+
+    async def handle(self, request: web.Request) -> web.Response:
+        try:
+            await self._admission.caller(request)
+        except Refusal as error:
+            return answer_error(_PLAIN, failure_of(error))
+        model = {"id": self._gateway.model, "object": "model", "created": 0, "owned_by": "clawgym"}
+        window = getattr(self._gateway.engine, "context_window", None)
+        return web.json_response({"object": "list", "data": [model | ({"max_model_len": window} if window else {})]})
+
+
 class _Endpoint:
     """The endpoint of one dialect."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+    def __init__(self, gateway: Gateway, admission: Admission, dialect: Dialect) -> None:
         self._gateway = gateway
+        self._admission = admission
         self._dialect = dialect
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -375,13 +423,12 @@ class _Endpoint:
             return answer_error(self._dialect, self._failure(error))
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        gateway, dialect = self._gateway, self._dialect
-        admitted = await gateway.admit(request)  # before the body is read
-        with admitted.holding() as hold:
+        caller = await self._admission.caller(request)  # before the body is read
+        with caller.holding() as hold:
             body = await read_object(request, hold)
-            call = dialect.call(body, request.headers.get("x-clawgym-role"))
+            call = self._dialect.call(body, request.headers.get("x-clawgym-role"))
             check_length(call)
-            session = await gateway.admit(request)  # again: it may have been evicted while the body was read
+            session = await self._admission.session(request, body, call, counts=False)
             with session.handled():
                 return await self._stream(request, session, call, body)
 
@@ -409,9 +456,10 @@ class _Count(_Endpoint):
     """The endpoint that counts the prompt tokens of a request."""
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        session = await self._gateway.admit(request)
-        with session.holding() as hold:
+        caller = await self._admission.caller(request)
+        with caller.holding() as hold:
             body = await read_object(request, hold)
             call = self._dialect.call({**body, "max_tokens": 1}, None)
             check_length(call)
+            session = await self._admission.session(request, body, call, counts=True)
             return web.json_response({"input_tokens": self._gateway.core.prompt_tokens(session, call)})

@@ -27,7 +27,42 @@ from clawgym.gateway.stitch import UNFINISHED, Key, Node, Tree, message_keys
 from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.records import Role, Turn, Usage
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["HeldBodies", "Session", "Sessions"]
+
+
+class HeldBodies:
+    """The bodies of the running requests of ``whose``, which may have ``HELD_BODIES`` bytes together."""
+
+    def __init__(self, whose: str) -> None:
+        self._whose = whose
+        self._held = 0
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[Callable[[int], None]]:
+        """Count the body of a request until its end: yields a function to call with the size of each chunk.
+
+        The function raises :class:`~clawgym.gateway.calls.Refusal` (429) if the running requests are too large
+        together.
+        """
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            held += size
+            self._held += size
+            if self._held > HELD_BODIES:
+                raise Refusal(
+                    429,
+                    f"the running requests of this {self._whose} have over {HELD_BODIES >> 20} MiB together "
+                    "(HELD_BODIES): try again when one has been answered",
+                    code="rate_limit_exceeded",
+                    retry_after=1.0,
+                )
+
+        try:
+            yield hold
+        finally:
+            self._held -= held
 
 
 @dataclass(eq=False)
@@ -54,8 +89,7 @@ class Session:
     """Why the last model call failed; ``None`` if a later one succeeded. Agents may hide such failures."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a turn gets its index and is stored."""
-    _held: int = 0
-    """Bytes of the bodies of running requests."""
+    bodies: HeldBodies = field(default_factory=lambda: HeldBodies("session"))
 
     handlers: set[asyncio.Task[Any]] = field(default_factory=set)
     """The tasks that serve running requests."""
@@ -71,32 +105,9 @@ class Session:
         finally:
             self.handlers.discard(task)
 
-    @contextlib.contextmanager
-    def holding(self) -> Iterator[Callable[[int], None]]:
-        """Count the body of a request until its end: yields a function to call with the size of each chunk.
-
-        The function raises :class:`~clawgym.gateway.calls.Refusal` (429) if the running requests of this session are
-        too large together.
-        """
-        held = 0
-
-        def hold(size: int) -> None:
-            nonlocal held
-            held += size
-            self._held += size
-            if self._held > HELD_BODIES:
-                raise Refusal(
-                    429,
-                    f"the running requests of this session have over {HELD_BODIES >> 20} MiB together (HELD_BODIES): "
-                    "try again when one has been answered",
-                    code="rate_limit_exceeded",
-                    retry_after=1.0,
-                )
-
-        try:
-            yield hold
-        finally:
-            self._held -= held
+    def holding(self) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        """See :meth:`HeldBodies.holding`."""
+        return self.bodies.holding()
 
     def accepts(self, secret: str) -> bool:
         """Whether ``secret`` is the secret of this session."""

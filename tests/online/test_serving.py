@@ -20,7 +20,8 @@ peft = pytest.importorskip("peft")
 from clawgym.engines.protocol import GenerateRequest, Sampling  # noqa: E402
 from clawgym.engines.tiny import make_tiny_model  # noqa: E402
 from clawgym.engines.transformers import TransformersEngine  # noqa: E402
-from clawgym.online.serving import KEPT, VersionedEngine  # noqa: E402
+from clawgym.errors import EngineError, ServiceError  # noqa: E402
+from clawgym.online.serving import KEPT, VersionedEngine, pinned  # noqa: E402
 from clawgym.online.versions import Versions  # noqa: E402
 
 from ..engines.exact import assert_exact, sampled  # noqa: E402
@@ -105,14 +106,46 @@ async def test_streams_end_with_the_version_they_began_with(
     assert await asyncio.gather(*running) == [{number} for number in range(last + 1)]
 
 
-async def test_a_request_may_name_its_adapter(
+async def test_a_pinned_request_is_answered_by_its_version(
     served: tuple[VersionedEngine, Versions], model: Path, tmp_path: Path
 ) -> None:
-    """The gate samples with a candidate while another version answers."""
+    """The gate samples with a candidate, and a judge with the first version, while another one answers."""
     engine, versions = served
     expected = tuned(model, tmp_path / "lora", 3)
-    versions.add(partial(shutil.copytree, tmp_path / "lora", dirs_exist_ok=True), parent=0, sessions=[])
-    assert await engine.ready(1) == 1
-    got = await sampled(engine, PROMPT, max_tokens=8, adapter="v1")
+    copy = partial(shutil.copytree, tmp_path / "lora", dirs_exist_ok=True)
+    versions.add(copy, parent=0, sessions=[])
+    got = await sampled(engine, PROMPT, max_tokens=8, adapter=pinned(1))
     assert_exact(expected, PROMPT, got)
     assert (await sampled(engine, PROMPT, max_tokens=8)).versions == {0}
+    versions.promote(1, "better")
+    assert (await sampled(engine, PROMPT, max_tokens=8, adapter=pinned(0))).versions == {0}
+    with pytest.raises(EngineError, match="no adapter 'policy': name a version"):
+        await sampled(engine, PROMPT, max_tokens=8, adapter="policy")
+    with pytest.raises(ServiceError, match="there is no version 7"):
+        await sampled(engine, PROMPT, max_tokens=8, adapter=pinned(7))
+
+
+async def test_measurements_run_one_at_a_time_while_users_wait(served: tuple[VersionedEngine, Versions]) -> None:
+    engine, _ = served
+
+    def stream(adapter: str | None) -> Any:
+        return engine.generate(GenerateRequest(PROMPT, Sampling(max_tokens=400, seed=0), adapter=adapter))
+
+    user = stream(None)
+    await anext(user)
+    measurements = [stream(pinned(0)) for _ in range(3)]
+    first = [asyncio.ensure_future(anext(one)) for one in measurements]
+    assert (await asyncio.wait_for(first[0], 60)).ids
+    assert not first[1].done()
+    assert not first[2].done()
+    first[2].cancel()  # gives up while it waits
+    await measurements[0].aclose()
+    assert (await asyncio.wait_for(first[1], 60)).ids  # one ended, so the next one runs
+    more = stream(pinned(0))
+    last = asyncio.ensure_future(anext(more))
+    await asyncio.sleep(0)
+    assert not last.done()
+    await user.aclose()
+    assert (await asyncio.wait_for(last, 60)).ids  # no user waits
+    await measurements[1].aclose()
+    await more.aclose()
