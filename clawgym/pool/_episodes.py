@@ -14,13 +14,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from clawgym.errors import EpisodeClosed, PoolError
 from clawgym.pool._pack import from_json, pack, text, to_json, unpack
-from clawgym.pool._schema import episodes, groups, images, turn_rewards, turns
+from clawgym.pool._schema import batches, episodes, groups, images, turn_rewards, turns
 from clawgym.pool.sequences import Shape, paths_of
 from clawgym.pool.states import EpisodeEnd
 from clawgym.records import Image, Outcome, Turn
 from clawgym.statistics import as_float
 
-__all__ = ["ENDS", "append", "close", "locked", "open_episode", "open_group", "put_images", "reward"]
+__all__ = ["ENDS", "append", "close", "erase", "locked", "open_episode", "open_group", "put_images", "reward"]
 
 ENDS = tuple(outcome for outcome in Outcome if outcome is not Outcome.UNSUPPORTED)
 """The outcomes that an episode of a pool can be closed with."""
@@ -291,3 +291,52 @@ def reward(db: sa.Connection, id: str, name: str, values: Mapping[int, float],
         fresh.append({"episode_seq": episode["seq"], "name": name, "index": index, "value": value, "about": said})
     if fresh := [row for row in fresh if row["index"] not in there]:
         db.execute(_INSERT[turn_rewards], fresh)
+
+
+def erase(db: sa.Connection, id: str) -> None:
+    """Delete an episode with its turns and rewards, and the images that no other turn shows."""
+    group = db.execute(_GROUP_OF, {"of": id}).mappings().first()  # before the episode, as a fetch locks them
+    episode = locked(db, id)
+    assert group is not None
+    seq = episode["seq"]
+    shown = _shown(db, turns.c.episode_seq == seq)
+    for table in (turns, turn_rewards):
+        db.execute(table.delete().where(table.c.episode_seq == seq))
+    if group["batch"] is not None:
+        _take_out(db, group["batch"], group["seq"], seq)
+    db.execute(episodes.delete().where(episodes.c.seq == seq))
+    if group["members"] == 1:
+        db.execute(groups.delete().where(groups.c.seq == group["seq"]))
+    else:
+        left = {"members": group["members"] - 1, "closed": group["closed"] - (episode["state"] == "closed")}
+        left["infra"] = group["infra"] - (episode["outcome"] == "infra")
+        db.execute(_CHANGE[groups], {"of": group["seq"], **left})
+    if shown:
+        db.execute(images.delete().where(images.c.sha256.in_(shown - _shown(db, sa.true()))))
+
+
+def _shown(db: sa.Connection, which: sa.ColumnElement[bool]) -> set[str]:
+    """The hashes of images and tools in some turns."""
+    found: set[str] = set()
+    for document in db.scalars(sa.select(turns.c.document).where(which)):
+        about = from_json(document)
+        found.update((*about.get("images", ()), *filter(None, [about.get("tools")])))
+    return found
+
+
+def _take_out(db: sa.Connection, batch: int, group: int, episode: int) -> None:
+    """Take an episode out of a batch; a batch without episodes goes, unless it was trained on."""
+    row = db.execute(sa.select(batches).where(batches.c.seq == batch).with_for_update()).mappings().first()
+    if row is None:
+        return
+    contents = []
+    for seq, fates in from_json(row["contents"]):
+        if seq == group:
+            fates = {fate: [one for one in seqs if one != episode] for fate, seqs in fates.items()}
+        if fates["delivered"]:
+            contents.append((seq, fates))
+    at = batches.c.seq == batch
+    if contents or row["state"] == "acked":
+        db.execute(batches.update().where(at).values(contents=to_json("batch", contents)))
+    else:
+        db.execute(batches.delete().where(at))

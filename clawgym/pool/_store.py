@@ -134,6 +134,13 @@ class Store:
             return int(db.scalar(sa.text("SELECT pg_database_size(current_database())")) or 0)
         return sum(f.stat().st_size for end in ("", "-wal") if (f := Path(self.name + end)).exists())
 
+    def flush(self) -> None:
+        """Empty SQLite's log, which holds pages as they were before a change."""
+        if not self.postgres:
+            with self._explained(), self._alone(), self._engine.connect() as db:
+                db.exec_driver_sql("COMMIT")  # a checkpoint runs outside of transactions
+                db.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         if os.getpid() == self._pid:
             self._engine.dispose()
@@ -182,6 +189,7 @@ def _sqlite(path: Path) -> sa.Engine:
             "journal_size_limit=67108864",
             "trusted_schema=OFF",  # the schema of an untrusted file must not run functions
             "cell_size_check=ON",
+            "secure_delete=ON",  # an erased episode is not in free pages
         ):
             connection.execute(f"PRAGMA {pragma}")
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_CELL)

@@ -129,6 +129,15 @@ class Pool:
 
         self._store.retried(work)
 
+    def erase(self, id: str) -> None:
+        """Delete an episode: its turns, its rewards, and the images and tools that no other turn has.
+
+        It is gone from its batch too, so a consumer that fetches an unacknowledged batch again gets the rest. In a
+        SQLite file the deleted bytes are overwritten. Raises :class:`~clawgym.errors.PoolError` for an unknown id.
+        """
+        self._store.retried(lambda db: _episodes.erase(db, id), leasing=True)
+        self._store.flush()
+
     def set_turn_rewards(
         self,
         id: str,

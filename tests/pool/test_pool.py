@@ -226,6 +226,64 @@ def test_episodes_are_listed_in_order(pool: Pool) -> None:
     assert [e.id for e in pool.episodes(task_id="t0")] == ids[::2]
 
 
+def test_an_erased_episode_leaves_nothing(pool: Pool) -> None:
+    shown = Image(hashlib.sha256(b"other").hexdigest(), b"other", "image/png")
+    ids = [pool.open_episode(channel="c", meta={"secret": "s3cret"}) for _ in range(2)]
+    for id, images in zip(ids, ((IMAGE, shown), (IMAGE,)), strict=True):
+        said = ({"role": "user", "content": "my s3cret"},)
+        turn = Turn((1,), (2,), (-0.5,), 0, messages=said, images=tuple(image.sha256 for image in images))
+        pool.append([(id, 0, turn)], images=images)
+        pool.set_turn_rewards(id, {0: 1.0}, about={0: {"why": "s3cret"}})
+        pool.close_episode(id, EpisodeEnd(outcome="failed", reward=0.0))
+    taken = pool.fetch("t", 0, channel="c", groups=2)
+    assert taken is not None
+    pool.erase(ids[0])
+    again = pool.fetch("t", 0, channel="c", groups=2)
+    assert again is not None
+    assert [m.episode.id for g in again.groups for m in g.episodes] == [ids[1]]
+    pool.ack("t", 0)
+    assert [e.id for e in pool.episodes()] == [ids[1]]
+    assert pool.image(IMAGE.sha256) == IMAGE, "another turn shows it"
+    with pytest.raises(PoolError, match="no image"):
+        pool.image(shown.sha256)
+    pool.erase(ids[1])
+    for what in (pool.episode, pool.turns, pool.erase):
+        with pytest.raises(PoolError, match="no episode"):
+            what(ids[1])
+    assert pool.stats()["channels"] == {}
+    assert pool.stats()["images"] == 0
+    assert pool.fetch("t", 1, channel="c") is None
+
+
+def test_the_bytes_of_an_erased_episode_are_gone(tmp_path: Path) -> None:
+    where = tmp_path / "pool.db"
+    with Pool(where) as pool:
+        ids = [pool.open_episode() for _ in range(2)]
+        for n, id in enumerate(ids):
+            pool.append(
+                [(id, 0, Turn((1,), (2,), (-0.5,), 0, messages=({"role": "user", "content": f"word{n}" * 9},)))]
+            )
+        pool.erase(ids[0])
+        files = [file.read_bytes() for file in tmp_path.iterdir()]
+        assert not any(b"word0" in data for data in files)
+        assert any(b"word1" in data for data in files)
+
+
+def test_a_group_goes_on_without_an_erased_episode(pool: Pool) -> None:
+    group = pool.open_group(size=2)
+    ids = [store(pool, chain(n, 1), group=group, outcome=None) for n in range(2)]
+    pool.erase(ids[0])
+    other = store(pool, chain(3, 1), group=group, outcome=None)
+    for id in (ids[1], other):
+        pool.close_episode(id, EpisodeEnd(outcome="failed", reward=0.0))
+    batch = pool.fetch("t", 0)
+    assert batch is not None
+    assert [m.episode.id for g in batch.groups for m in g.episodes] == [ids[1], other]
+    pool.erase(other)
+    pool.erase(ids[1])
+    assert pool.fetch("t", 0) is None, "a batch without episodes is gone"
+
+
 def test_a_revoked_secret_is_gone(pool: Pool) -> None:
     id = pool.open_episode(secret_sha256="ab" * 32)
     for _ in range(2):
