@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
@@ -17,7 +17,9 @@ from clawgym.errors import ClawGymError, MissingDependency, TrainingError
 from clawgym.registry import Registry, advantages, agents, judges, losses, sandboxes, trackers, trainers
 from clawgym.trainers.traits import AdvantageTraits, traits_of
 
-__all__ = ["TrainConfig", "load_config", "recipes"]
+__all__ = ["TrainConfig", "checked_settings", "load_config", "override_settings", "read_settings", "recipes"]
+
+_Config = TypeVar("_Config", bound=BaseModel)
 
 
 class _Part(BaseModel):
@@ -600,20 +602,39 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> TrainConfi
         TrainingError: for a file that cannot be read and for an invalid setting; the message names both.
         MissingDependency: without the extra ``train``.
     """
+    data = read_settings(source, {name: files("clawgym.trainers") / "recipes" / f"{name}.yaml" for name in recipes()})
+    override_settings(data, overrides)
+    if _of_0_1(data):
+        try:
+            return TrainConfig.model_validate(data)
+        except ValidationError as error:
+            raise TrainingError(
+                f"{source}: written by version 0.1, whose runs cannot be resumed: start another run with model.path "
+                "set to its checkpoint (checkpoints/NUMBER/model), or resume it with clawgym 0.1. agent.prompt is now "
+                "agent.options.prompt, and tracking names trackers (docs/how-to/training.md)"
+            ) from error
+    return checked_settings(TrainConfig, data, str(source), "docs/how-to/training.md")
+
+
+def read_settings(source: str | Path, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a YAML mapping from the file ``source``, or from the resource in ``known`` with this name.
+
+    Raises as :func:`load_config` does.
+    """
     try:
         import yaml
     except ImportError as error:
         raise MissingDependency(f"configurations are YAML ({error}): pip install 'clawgym[train]'") from error
 
     path = Path(source).expanduser()
-    if str(source) in recipes():
-        text = (files("clawgym.trainers") / "recipes" / f"{source}.yaml").read_text("utf-8")
+    if str(source) in known:
+        text = known[str(source)].read_text("utf-8")
     else:
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise TrainingError(
-                f"{source}: neither a recipe ({', '.join(recipes())}) nor a readable file ({error}): name one of them"
+                f"{source}: neither a recipe ({', '.join(known)}) nor a readable file ({error}): name one of them"
             ) from error
     try:
         data = yaml.safe_load(text) or {}
@@ -621,19 +642,17 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> TrainConfi
         raise TrainingError(f"{source}: invalid YAML ({error}): correct it") from error
     if not isinstance(data, dict):
         raise TrainingError(f"{source}: is a {type(data).__name__}, not a mapping: write `key: value` lines")
-    for override in overrides:
-        _put(data, override, yaml)
+    return data
+
+
+def checked_settings(kind: type[_Config], data: Mapping[str, Any], source: str, docs: str) -> _Config:
+    """Make a configuration of ``kind``. Raises :class:`~clawgym.errors.TrainingError`, which names ``source``, the
+    settings that are invalid, and ``docs``."""
     try:
-        return TrainConfig.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
-        if _of_0_1(data):
-            raise TrainingError(
-                f"{source}: written by version 0.1, whose runs cannot be resumed: start another run with model.path "
-                "set to its checkpoint (checkpoints/NUMBER/model), or resume it with clawgym 0.1. agent.prompt is now "
-                "agent.options.prompt, and tracking names trackers (docs/how-to/training.md)"
-            ) from error
         wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
-        raise TrainingError(f"{source}: {wrong}: correct these settings (docs/how-to/training.md)") from error
+        raise TrainingError(f"{source}: {wrong}: correct these settings ({docs})") from error
 
 
 def _of_0_1(data: Mapping[str, Any]) -> bool:
@@ -641,6 +660,15 @@ def _of_0_1(data: Mapping[str, Any]) -> bool:
     return (isinstance(agent, Mapping) and "prompt" in agent) or (
         isinstance(tracking, Mapping) and isinstance(tracking.get("wandb"), str | bool)
     )
+
+
+def override_settings(data: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Put each of ``overrides``, ``part.key=value`` (YAML), into ``data``. Raises
+    :class:`~clawgym.errors.TrainingError` for one that cannot be read."""
+    import yaml
+
+    for override in overrides:
+        _put(data, override, yaml)
 
 
 def _put(data: dict[str, Any], override: str, yaml: Any) -> None:
