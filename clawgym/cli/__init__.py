@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from clawgym.cli import leaderboard, openclaw, pool, push, redteam, runs, tasks
+from clawgym.cli import leaderboard, openclaw, pool, push, redteam, runs, serve, tasks
 from clawgym.cli.demo import demo
 from clawgym.cli.doctor import doctor
 from clawgym.cli.eval import eval_command
@@ -30,6 +30,7 @@ app.command("train")(train_command)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(redteam.app, name="redteam")
 app.command("gateway")(gateway_command)
+app.add_typer(serve.app, name="serve")
 app.add_typer(pool.app, name="pool")
 app.command("list")(list_command)
 app.add_typer(leaderboard.app, name="leaderboard")

@@ -20,6 +20,7 @@ A command declares ``sandbox: SandboxName = "auto"``. An option that a second co
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -44,6 +45,7 @@ __all__ = [
     "TaskSetName",
     "TokenizerPath",
     "named_values",
+    "tls_of",
 ]
 
 TaskSetName = Annotated[
@@ -101,3 +103,21 @@ def named_values(given: Sequence[str] | None, option: str) -> dict[str, str]:
             raise typer.BadParameter(f"{name} is given twice: give it once", param_hint=option)
         values[name] = value
     return values
+
+
+def tls_of(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """The certificate and the key of a server; None without them.
+
+    Raises :class:`~clawgym.errors.GatewayError` for one without the other, and for files that are something else."""
+    from clawgym.errors import GatewayError
+
+    if (cert is None) != (key is None):
+        raise GatewayError("a certificate and its key go together: give --tls-cert and --tls-key")
+    if cert is None or key is None:
+        return None
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        tls.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise GatewayError(f"{cert}, {key}: not a certificate and its key ({error}): give PEM files") from error
+    return tls

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from clawgym.cli._options import BaseUrl, TokenizerPath, named_values
+from clawgym.cli._options import BaseUrl, TokenizerPath, named_values, tls_of
 from clawgym.errors import GatewayError
 
-__all__ = ["gateway_command"]
+__all__ = ["fast_loop", "freeze_objects", "gateway_command"]
 
 
 def gateway_command(
@@ -58,8 +58,6 @@ def gateway_command(
     sessions, to close them and to set their outcomes; its token is in a file next to its socket. The key of an openai
     endpoint is read from OPENAI_API_KEY.
     """
-    if (tls_cert is None) != (tls_key is None):
-        raise GatewayError("a certificate and its key go together: give --tls-cert and --tls-key")
     options: dict[str, Any] = {
         "model": model,
         "base_url": base_url,
@@ -68,12 +66,12 @@ def gateway_command(
     options = {name: value for name, value in options.items() if value is not None} | named_values(
         engine_option, "--engine-option"
     )
-    serve = _serve(engine, options, dialect, parser, pool, host, port, tls_cert, tls_key, control)
-    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+    serve = _serve(engine, options, dialect, parser, pool, host, port, tls_of(tls_cert, tls_key), control)
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(serve)
 
 
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """The event loop of uvloop, if it is installed."""
     try:
         import uvloop
@@ -82,7 +80,7 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _freeze_objects() -> None:
+def freeze_objects() -> None:
     """Exclude all objects that exist now from garbage collection, whose pauses would delay every stream by tens of
     milliseconds."""
     gc.collect()
@@ -98,8 +96,7 @@ async def _serve(
     pool_path: str,
     host: str,
     port: int,
-    tls_cert: Path | None,
-    tls_key: Path | None,
+    tls: ssl.SSLContext | None,
     control_path: Path | None,
 ) -> None:
     from clawgym.cli._running import stop_on_signals
@@ -112,15 +109,6 @@ async def _serve(
     from clawgym.pool import Pool
     from clawgym.registry import engines
 
-    tls = None
-    if tls_cert is not None and tls_key is not None:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            tls.load_cert_chain(tls_cert, tls_key)
-        except (OSError, ssl.SSLError) as error:
-            raise GatewayError(
-                f"{tls_cert}, {tls_key}: not a certificate and its key ({error}): give PEM files"
-            ) from error
     stop = asyncio.Event()
     stop_on_signals(stop, lambda _: Console(stderr=True).say("Stopping: running turns are recorded as aborted."))
     async with contextlib.AsyncExitStack() as stack:
@@ -138,7 +126,7 @@ async def _serve(
         await gateway.listen(host=host, port=port, tls=tls)
         await control.listen(path=socket)
         opened = await gateway.open_session(SessionRequest(channel="online"))
-        _freeze_objects()
+        freeze_objects()
         out = Console()
         for name, value in (
             ("base_url", gateway.base_url(opened)),

@@ -25,7 +25,7 @@ from torch import nn
 from clawgym.engines.folders import read_settings
 from clawgym.errors import EngineError
 
-__all__ = ["Adapter", "AdapterHooks", "add_adapter", "read_adapter", "write_adapter"]
+__all__ = ["Adapter", "AdapterHooks", "adapter_files", "add_adapter", "read_adapter", "write_adapter"]
 
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<part>[AB])(?:\.[^.]+)?\.weight")
 
@@ -42,6 +42,19 @@ class Adapter:
     """Name of the linear layer -> A (rank, in) and B (out, rank), where B includes the scale."""
 
 
+def adapter_files(folder: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
+    """The state dict and the configuration of an adapter that ``peft`` saved. Raises
+    :class:`~clawgym.errors.EngineError` if it cannot be read."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        config = read_settings(folder / "adapter_config.json")
+        return load_file(folder / "adapter_model.safetensors"), config
+    except (EngineError, OSError, SafetensorError) as error:
+        raise EngineError(f"{folder}: not a LoRA adapter that peft saved ({error}): check the folder") from error
+
+
 def read_adapter(
     source: str | Path | Mapping[str, torch.Tensor], config: Mapping[str, Any] | None, model: nn.Module
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -50,18 +63,9 @@ def read_adapter(
     ``source`` is a folder that ``peft`` saved, or a state dict with its ``config`` (at least ``lora_alpha``). Raises
     :class:`~clawgym.errors.EngineError` for anything that would not be computed exactly as peft does.
     """
-    if isinstance(source, str | Path):
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        where = str(source)
-        try:
-            config = read_settings(Path(source) / "adapter_config.json")
-            state: Mapping[str, torch.Tensor] = load_file(Path(source) / "adapter_model.safetensors")
-        except (EngineError, OSError, SafetensorError) as error:
-            raise EngineError(f"{where}: not a LoRA adapter that peft saved ({error}): check the folder") from error
-    else:
-        where, state = "adapter", source
+    where, state = "adapter", source
+    if isinstance(state, str | Path):
+        where, (state, config) = str(state), adapter_files(Path(state))
     if not isinstance(config, Mapping) or "lora_alpha" not in config:
         raise EngineError(f"{where}: its configuration has no lora_alpha: give the adapter_config.json it belongs to")
     for field, plain in _PLAIN.items():

@@ -112,24 +112,28 @@ class VLLMEngine(ServedEngine):
     async def load_adapter(
         self,
         name: str,
-        weights: Mapping[str, torch.Tensor],
+        source: str | Path | Mapping[str, torch.Tensor],
         version: int,
         *,
-        config: Mapping[str, Any],
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """Load a LoRA adapter into the server, or replace it. Running streams finish with the old one.
 
-        ``weights`` is a peft state dict, ``config`` the content of ``adapter_config.json``. The server needs
-        ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, and must see :attr:`shared` (which is emptied at
-        first) at the same path. Raises :class:`~clawgym.errors.EngineError` if the server refuses.
+        ``source`` is a folder written by peft, or a state dict, with ``config`` as in ``adapter_config.json``. The
+        server needs ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, and must see :attr:`shared` (which is
+        emptied at first) at the same path. Raises :class:`~clawgym.errors.EngineError` if the server refuses.
         """
         if self.shared is None:
             raise EngineError("adapters need a folder that the server reads, too: set shared")
         if not self._adapters:
             await asyncio.to_thread(shutil.rmtree, self.shared, ignore_errors=True)
+        if isinstance(source, str | Path):
+            from clawgym.engines.lora import adapter_files
+
+            source, config = await asyncio.to_thread(adapter_files, Path(source))
         given = _Adapter(version, self.shared / f"{name}-{version}-{secrets.token_hex(4)}")
         try:
-            await asyncio.to_thread(_write, given.folder, weights, config)
+            await asyncio.to_thread(_write, given.folder, source, config or {})
             if self._asleep:
                 await self.wake()
             await persist_call(partial(self._load_one, given), Patience(self._patience))
@@ -139,6 +143,13 @@ class VLLMEngine(ServedEngine):
         if name in self._adapters:
             self._replaced.append(self._adapters.pop(name))
         self._adapters[name] = given
+        for one in [one for one in self._replaced if not one.streams]:
+            self._replaced.remove(one)
+            await self._unload(one)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove an adapter. Requests that run with it finish."""
+        self._replaced.append(self._adapters.pop(name))
         for one in [one for one in self._replaced if not one.streams]:
             self._replaced.remove(one)
             await self._unload(one)

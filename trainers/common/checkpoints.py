@@ -26,7 +26,7 @@ from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.common.policy import Policy
 from clawgym.trainers.config import Budget
 
-__all__ = ["Checkpoints", "Progress"]
+__all__ = ["Checkpoints", "Progress", "load_adapter"]
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
               "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
@@ -235,9 +235,7 @@ class Checkpoints:
 def load_weights(folder: Path, policy: Policy) -> None:
     """Load the trained weights of a checkpoint into ``policy``."""
     if policy.lora:
-        from peft import set_peft_model_state_dict
-
-        set_peft_model_state_dict(policy.module, _tensors(folder / "adapter" / "adapter_model.safetensors"))
+        load_adapter(folder / "adapter", policy)
         return
     weights = _tensors(folder / "model" / "model.safetensors")
     own = policy.trained()
@@ -246,6 +244,13 @@ def load_weights(folder: Path, policy: Policy) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(weights[name])
+
+
+def load_adapter(folder: Path, policy: Policy) -> None:
+    """Load a LoRA adapter, as :func:`~clawgym.engines.lora.write_adapter` wrote it, into ``policy``."""
+    from peft import set_peft_model_state_dict
+
+    set_peft_model_state_dict(policy.module, _tensors(folder / "adapter_model.safetensors"))
 
 
 def _tensors(file: Path) -> dict[str, torch.Tensor]:

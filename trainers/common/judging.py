@@ -26,9 +26,9 @@ from clawgym.trainers.config import Reward, TrainConfig
 from clawgym.trainers.credit import ScoredEpisode, judged_episodes
 from clawgym.trainers.traits import traits_of
 
-__all__ = ["Agreement", "Judging", "judging"]
+__all__ = ["PLACES", "Agreement", "Judging", "judging", "make_judge"]
 
-_PLACES = 16
+PLACES = 16
 """Turns that are judged at the same time; also the concurrency of the judge's engine."""
 
 
@@ -41,8 +41,8 @@ class Judging:
         self._gateway = gateway
         self._by_majority = by_majority
         self._about = about or Reward()
-        self.pool = JudgePool(judge, concurrency=_PLACES)
-        self.canary_pool = JudgePool(judge, concurrency=_PLACES)
+        self.pool = JudgePool(judge, concurrency=PLACES)
+        self.canary_pool = JudgePool(judge, concurrency=PLACES)
         """The same judge for canaries, with separate counts."""
         self._counted = 0, Counter[str]()
 
@@ -89,19 +89,21 @@ async def judging(config: TrainConfig, gateway: Gateway) -> AsyncIterator[Judgin
         return
     async with contextlib.AsyncExitStack() as stack:
         by_majority = not traits_of(config.algorithm.advantage).uses_outcome
-        made = Judging(gateway, _judge(config, gateway, stack), by_majority=by_majority, about=config.reward)
+        made = Judging(gateway, make_judge(config, gateway, stack), by_majority=by_majority, about=config.reward)
         await stack.enter_async_context(made.pool)
         await stack.enter_async_context(made.canary_pool)
         yield made
 
 
-def _judge(config: TrainConfig, gateway: Gateway, stack: contextlib.AsyncExitStack) -> Judge:
-    """Make the judge, with the settings of ``reward`` that it has options for."""
+def make_judge(config: TrainConfig, gateway: Gateway | None, stack: contextlib.AsyncExitStack) -> Judge:
+    """Make the judge, with the settings of ``reward`` that it has options for; ``stack`` closes it.
+
+    Raises :class:`~clawgym.errors.TrainingError` if it cannot be made, such as one that needs a gateway without one."""
     about = config.reward
     name = about.judge or ""
     settings: dict[str, Any] = {"votes": about.votes, "hints": config.distillation.hints, "pictures": about.pictures}
     settings |= {"max_tokens": about.max_tokens, "model": about.model, "base_url": about.base_url}
-    settings |= {"gateway": gateway, "concurrency": _PLACES}
+    settings |= {"gateway": gateway, "concurrency": PLACES}
     try:
         takes = {option.name for option in judges.options(name)}
         given = {key: settings[key] for key in takes & settings.keys() if settings[key] is not None}

@@ -1,0 +1,207 @@
+"""The configuration of a service that trains on its use, and the folder that holds all of it.
+
+======================  ==============================================================================
+``service.json``        the configuration
+``keys/NAME``           the key of the source NAME
+``pool.db``             the conversations
+``versions/``           the versions of the model (:mod:`clawgym.online.versions`)
+``gate.json``           the comparisons of the gate, and ``gate/`` what they measured
+``training/``           checkpoints of the training
+``control.sock``        while it runs: the control API, with its token in ``control.sock.token``
+``judge.log`` ...       what the loops say
+======================  ==============================================================================
+
+Invariants: everything in the folder is for its owner only. One service runs in a folder. The model and the share of
+held-out conversations never change, as versions and verdicts belong to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from clawgym.errors import ServiceError
+from clawgym.online.promotion import Criterion, GateRules
+from clawgym.records.run_folder import write_atomic
+from clawgym.trainers.config import TrainConfig, checked_settings, override_settings, read_settings
+
+__all__ = ["GateSettings", "ServiceConfig", "ServiceFolder", "load_service_config"]
+
+_DOCS = "docs/how-to/serve.md"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GateSettings(_Part):
+    """The gate between a candidate and the users (``docs/concepts/promotion.md``)."""
+
+    on: bool = True
+    """Off: every version answers at once. For experiments only."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    """Largest probability of any false promotion in the lifetime of the service."""
+    margins: dict[Criterion, float] = {"tasks": 0.1, "style": 0.1, "safety": 0.05}
+    """The loss against the first version that is still accepted."""
+    scorers: tuple[str, ...] = ("likelihood", "judge")
+    """Who scores replayed turns: of ``clawgym list scorers``."""
+    sources: PositiveInt = 2
+    """The fewest scorers that must agree that a candidate is better."""
+    turns: PositiveInt = 4
+    """Most replayed turns of one held-out conversation."""
+    tasks: str = "terminal-basic"
+    """A task set. Its verifiers show whether the model still works with tools."""
+    task_count: PositiveInt = 120
+    canaries: PositiveInt = 240
+    """Canary prompts for safety; a third of them again for style."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> GateSettings:
+        try:
+            _ = self.rules
+        except ValueError as error:
+            raise ValueError(f"gate: {error}") from error
+        if len(set(self.scorers)) < self.sources:
+            raise ValueError(f"sources: {self.sources} of {len(set(self.scorers))} scorers: name more, or lower it")
+        return self
+
+    @property
+    def rules(self) -> GateRules:
+        """The rules of promotion."""
+        return GateRules(alpha=self.alpha, margins=self.margins, sources=self.sources)
+
+
+class ServiceConfig(_Part):
+    """One service."""
+
+    idle: float = Field(default=900.0, gt=0)
+    """Seconds without a request after which a conversation ends."""
+    held_out: float = Field(default=0.2, ge=0, lt=1)
+    """Share of conversations that are never trained on: the gate measures candidates on them."""
+    keep_days: float = Field(default=90.0, gt=0)
+    """Conversations are deleted after so many days."""
+    turns: PositiveInt = 16
+    """Most turns of one conversation that are trained on."""
+    source_share: float = Field(default=0.5, gt=0, le=1)
+    """Largest share of one source in a training step, if there are several."""
+    redact: bool = True
+    """Replace secrets and personal data before a turn is stored. Such turns are not trained on."""
+    gate: GateSettings = GateSettings()
+    training: TrainConfig
+
+    @model_validator(mode="after")
+    def _fits(self) -> ServiceConfig:
+        about = self.training
+        if not about.model.path:
+            raise ValueError("training.model.path: missing: name a model (--model)")
+        if about.model.lora is None:
+            raise ValueError("training.model.lora: missing: versions are LoRA adapters: set it, {} for its defaults")
+        if about.trainer != "local":
+            raise ValueError("training.trainer: the versions of a service are trained by trainer: local")
+        return self
+
+
+def load_service_config(source: str | None, model: str | None, overrides: Sequence[str] = ()) -> ServiceConfig:
+    """The configuration in the file ``source``, or the default one, for ``model``, with ``overrides`` as
+    ``part.key=value``.
+
+    Raises :class:`~clawgym.errors.TrainingError` for an invalid setting, which it names.
+    """
+    name = source or "serve"
+    data = read_settings(name, {"serve": files("clawgym.online") / "serve.yaml"})
+    if model is not None:
+        override_settings(data, [f"training.model.path={json.dumps(model)}"])
+    override_settings(data, overrides)
+    return checked_settings(ServiceConfig, data, name, _DOCS)
+
+
+class ServiceFolder:
+    """The folder of a service. See the module."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pool = path / "pool.db"
+        self.versions = path / "versions"
+        self.keys = path / "keys"
+        self.training = path / "training"
+        self.gate = path / "gate"
+        self.socket = path / "control.sock"
+        self.token = path / "control.sock.token"
+        self.address = path / "address.json"
+        """While the service runs: its ``base_url`` and its process."""
+
+    @property
+    def config(self) -> ServiceConfig:
+        """The configuration. Raises :class:`~clawgym.errors.ServiceError` if there is none, or it cannot be read."""
+        file = self.path / "service.json"
+        try:
+            return ServiceConfig.model_validate_json(file.read_bytes())
+        except OSError as error:
+            raise ServiceError(
+                f"{file}: cannot be read ({error.strerror}): name the folder of a service (--dir)"
+            ) from error
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise ServiceError(
+                f"{file}: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}: start the service again with its settings"
+            ) from error
+
+    def create(self, config: ServiceConfig) -> None:
+        """Write the configuration of a new service, or of the next start of this one.
+
+        Raises :class:`~clawgym.errors.ServiceError` if this is a service of another model."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (self.path / "service.json").exists():
+            old = self.config
+            for name, ours, theirs in (
+                ("training.model", config.training.model, old.training.model),
+                ("held_out", config.held_out, old.held_out),
+            ):
+                if ours != theirs:
+                    raise ServiceError(
+                        f"{self.path}: its {name} is {_shown(theirs)}, not {_shown(ours)}: give the same, or another "
+                        "--dir"
+                    )
+        write_atomic(self.path / "service.json", config.model_dump_json(indent=1).encode() + b"\n")
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Hold the folder: no other service may run in it. Raises :class:`~clawgym.errors.ServiceError` otherwise."""
+        import fcntl  # not on Windows, where no service runs
+
+        with (self.path / "service.lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ServiceError(
+                    f"{self.path}: a service runs in it already: stop that, or give another --dir"
+                ) from None
+            for left in (self.socket, self.token, self.address):
+                left.unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                for left in (self.socket, self.token, self.address):
+                    left.unlink(missing_ok=True)
+
+    def announce(self, base_url: str) -> None:
+        """Write where the service listens."""
+        write_atomic(self.address, json.dumps({"base_url": base_url, "pid": os.getpid()}).encode())
+
+    def where(self) -> dict[str, Any] | None:
+        """What :meth:`announce` wrote; None if no service runs."""
+        try:
+            return json.loads(self.address.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+
+def _shown(value: Any) -> Any:
+    return value.path if hasattr(value, "path") else value

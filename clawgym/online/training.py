@@ -1,0 +1,269 @@
+"""The loop that trains: each step makes a version from the conversations that have been judged.
+
+Invariants: a conversation is trained on once, also if this process is killed at any moment: a checkpoint, then the
+version, then the acknowledgement to the pool. Held-out and private conversations are in no batch. One source has at
+most ``source_share`` of a step if there are several. Training goes on from versions that may still answer: where one
+was rejected, rolled back or erased, it starts again from the version that answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import math
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from clawgym.engines.folders import model_folder
+from clawgym.errors import ServiceError, TrainingError
+from clawgym.gateway.render import Renderer
+from clawgym.online.config import ServiceConfig, ServiceFolder
+from clawgym.online.conversations import CHANNEL
+from clawgym.online.judging import pause
+from clawgym.online.versions import Version, Versions
+from clawgym.pool import Pool
+from clawgym.pool.states import Batch, BatchEpisode, BatchGroup
+from clawgym.records.run_folder import write_atomic
+from clawgym.trainers.common.batch import images_of, make_batch
+from clawgym.trainers.common.checkpoints import load_adapter
+from clawgym.trainers.common.teaching import find_teachers
+from clawgym.trainers.local.learner import Learner
+from clawgym.trainers.local.training_state import TrainingState
+
+__all__ = ["VersionTrainer", "train_versions"]
+
+_log = logging.getLogger("clawgym.online")
+_POLL_SECONDS = 2.0
+_LEASE_SECONDS = 10 * 365 * 86400.0
+"""Nobody else trains on the conversations of a service."""
+_ENDED = ("rejected", "withdrawn", "erased")
+
+
+async def train_versions(folder: ServiceFolder, stop: asyncio.Event) -> None:
+    """Train as conversations come, until ``stop`` is set."""
+    with Pool(folder.pool) as pool:
+        trainer = VersionTrainer(folder, pool)
+        while not stop.is_set():
+            if not await trainer.step():
+                await pause(stop, _POLL_SECONDS)
+
+
+class VersionTrainer:
+    """Makes versions, one for each training step. It takes up the state in the folder."""
+
+    def __init__(self, folder: ServiceFolder, pool: Pool) -> None:
+        self._config: ServiceConfig = folder.config
+        self._about = self._config.training
+        self._pool = pool
+        self._versions = Versions(folder.versions)
+        self._run = folder.training
+        self._run.mkdir(mode=0o700, exist_ok=True)
+        self._plan = self._run / "plan.json"
+        """While a step is under way: its number, and how many conversations it takes from each source."""
+        if self._about.compute.threads is not None:
+            torch.set_num_threads(self._about.compute.threads)
+        self._model = model_folder(self._about.model.path or "")
+        self._renderer = Renderer(self._model)
+        self._state = TrainingState.load(self._about, self._run, self._model)
+
+    @property
+    def current(self) -> Version:
+        """The version that the next step trains on from."""
+        number = self._extra.get("at", 0)
+        made = self._of_step() if number is None else self._versions[number]
+        if made is None:
+            raise ServiceError(
+                f"{self._run}: no version has the weights of step {self._state.progress.step}: restore versions/ from "
+                "a copy"
+            )
+        return made
+
+    async def step(self) -> bool:
+        """Train one step, if there are conversations for it. False if there is nothing to do now."""
+        self._finish()
+        if self._plan.exists():  # a killed process began this step
+            sources = json.loads(self._plan.read_bytes())["sources"]
+        else:
+            self._follow()
+            if len(self._unserved()) > self._about.rollout.staleness:
+                return False  # the gate is behind
+            sources = self._choose(self._ready())
+            if not sources:
+                return False
+            self._write_plan(sources)
+        batch = self._fetch(sources)
+        if not await self._train(batch):
+            self._stand(self.current)
+        self._finish()
+        return True
+
+    @property
+    def _extra(self) -> dict[str, Any]:
+        """Of the checkpoint: ``at``, the version that has its weights; or None for the version of its step, whose
+        ``parent``, ``sessions`` and ``metrics`` are there too."""
+        return self._state.progress.extra
+
+    def _of_step(self) -> Version | None:
+        step = self._state.progress.step
+        return next((v for v in reversed(self._versions.all()) if v.about.get("step") == step), None)
+
+    def _stand(self, version: Version) -> None:
+        """End a step with the weights of ``version``."""
+        progress = self._state.progress
+        progress.step += 1
+        progress.extra = {"at": version.number}
+        self._state.save()
+
+    def _finish(self) -> None:
+        """Make the version of the newest checkpoint, and acknowledge what it was trained on, unless that was done."""
+        if self._extra.get("at", 0) is None and self._of_step() is None:
+            self._add()
+        if self._plan.exists():
+            plan = json.loads(self._plan.read_bytes())
+            if plan["step"] < self._state.progress.step:
+                for source in plan["sources"]:
+                    self._pool.ack(_consumer(source), plan["step"])
+                self._plan.unlink()
+
+    def _write_plan(self, sources: Mapping[str, int]) -> None:
+        plan = {"step": self._state.progress.step, "sources": dict(sources)}
+        write_atomic(self._plan, json.dumps(plan).encode())
+
+    def _unserved(self) -> list[Version]:
+        """The versions after the one that answers, up to the current one."""
+        serving = self._versions.serving.number
+        lineage = self._versions.lineage(self.current.number)
+        return list(itertools.takewhile(lambda version: version.number != serving, lineage))
+
+    def _follow(self) -> None:
+        """Start again from the version that answers, unless it is an ancestor and nothing since has failed."""
+        lineage, serving = self._versions.lineage(self.current.number), self._versions.serving
+        alive = all(version.state not in _ENDED for version in lineage)
+        if not alive or serving.number not in {version.number for version in lineage}:
+            _log.info(
+                "version %d is given up: training starts again from version %d", lineage[0].number, serving.number
+            )
+            self._load(serving)
+            self._stand(serving)
+
+    def _load(self, version: Version) -> None:
+        """Take the weights of a version, with a new optimizer."""
+        policy = self._state.policy
+        if version.number:
+            load_adapter(version.folder, policy)
+        else:
+            with torch.no_grad():
+                for name, weight in policy.module.named_parameters():
+                    if "lora_B" in name:
+                        weight.zero_()
+        self._state = replace(self._state, learner=Learner(policy, self._about))
+
+    def _ready(self) -> dict[str, int]:
+        """Source -> how many judged conversations wait."""
+        channels = self._pool.stats()["channels"]
+        waiting = {channel: about["groups"].get("ready", 0) for channel, about in channels.items()}
+        return {c.removeprefix(CHANNEL): n for c, n in sorted(waiting.items()) if n and c.startswith(CHANNEL)}
+
+    def _choose(self, ready: Mapping[str, int]) -> dict[str, int]:
+        """How many conversations of each source the next step takes; empty if there are too few."""
+        wanted = self._about.rollout.groups
+        most = wanted if len(ready) < 2 else math.ceil(wanted * max(self._config.source_share, 1 / len(ready)))
+        taken = dict.fromkeys(ready, 0)
+        while sum(taken.values()) < wanted:
+            open_ = [source for source, count in ready.items() if taken[source] < min(count, most)]
+            if not open_:
+                return {}
+            taken[min(open_, key=lambda source: taken[source])] += 1
+        return {source: count for source, count in taken.items() if count}
+
+    def _fetch(self, sources: Mapping[str, int]) -> Batch:
+        """The conversations of this step; fewer if some were forgotten since it was planned."""
+        step, groups, there = self._state.progress.step, list[BatchGroup](), dict[str, int]()
+        for source, planned in sources.items():
+            for count in range(planned, 0, -1):
+                found = self._pool.fetch(
+                    _consumer(source),
+                    step,
+                    channel=f"{CHANNEL}{source}",
+                    groups=count,
+                    min_episodes=1,
+                    lease_seconds=_LEASE_SECONDS,
+                )
+                if found is not None:
+                    groups += found.groups
+                    there[source] = count
+                    break
+        if there.keys() != sources.keys():
+            self._write_plan(there)
+        return self._fresh(Batch("service", step, tuple(groups), 0.0))
+
+    def _fresh(self, batch: Batch) -> Batch:
+        """Without the conversations that were sampled by versions that are too old, or not ancestors."""
+        lineage = self._versions.lineage(self.current.number)
+        near = {version.number for version in lineage[: self._about.rollout.staleness + 1]}
+
+        def fresh(member: BatchEpisode) -> bool:
+            return all(version in near for sample in member.sequences for version in sample.policy_versions)
+
+        groups = (replace(group, episodes=tuple(filter(fresh, group.episodes))) for group in batch.groups)
+        return replace(batch, groups=tuple(group for group in groups if group.episodes))
+
+    async def _train(self, batch: Batch) -> bool:
+        """One training step, and its checkpoint. False if there is none; then the weights are those of before."""
+        began, progress, about, parent = time.monotonic(), self._state.progress, self._about, self.current
+        sessions = sorted(member.episode.id for group in batch.groups for member in group.episodes)
+        if not sessions:
+            _log.info("step %d: its conversations are gone, or too old to train on", progress.step)
+            return False
+        policy, learner = self._state.policy, self._state.learner
+        teachers, metrics = {}, {}
+        if about.distillation.hints:
+            scorer = policy.scorer(tokens=about.compute.micro_tokens)
+            teachers, metrics = await find_teachers(batch, about.distillation, self._pool, self._renderer, scorer)
+        images = await asyncio.to_thread(images_of, batch, self._pool)
+        seed = about.seed * 1_000_003 + progress.step
+        made = make_batch(batch, about, seed=seed, teachers=teachers, images=images, device=policy.device)
+        try:
+            metrics |= dict(made.metrics) | await asyncio.to_thread(partial(learner.train_step, made, seed=seed))
+        except TrainingError as error:
+            _log.warning("step %d made no version: %s", progress.step, error)
+            self._load(parent)
+            return False
+        progress.step += 1
+        progress.seconds += time.monotonic() - began
+        progress.extra = {"at": None, "parent": parent.number, "sessions": sessions, "metrics": metrics}
+        await asyncio.to_thread(self._state.save)
+        return True
+
+    def _add(self) -> None:
+        """Make the version of the newest checkpoint."""
+        last, extra = self._state.checkpoints.last(), self._extra
+        assert last is not None
+        try:
+            version = self._versions.add(
+                lambda part: shutil.copytree(last / "adapter", part, dirs_exist_ok=True),
+                parent=extra["parent"],
+                sessions=extra["sessions"],
+                about={"step": self._state.progress.step, "metrics": extra["metrics"]},
+            )
+        except ServiceError as error:  # a conversation was forgotten meanwhile, or the parent erased
+            _log.warning("step %d made no version: %s", self._state.progress.step, error)
+            serving = self._versions.serving
+            self._load(serving)
+            self._stand(serving)
+            return
+        _log.info("version %d: trained on %d conversations", version.number, len(version.sessions))
+        if not self._config.gate.on:
+            self._versions.promote(version.number, "without a gate")
+
+
+def _consumer(source: str) -> str:
+    return f"service:{source}"

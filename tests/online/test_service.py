@@ -1,0 +1,236 @@
+"""The service from end to end: clients that know nothing of it, feedback, judging, training, and the next reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+import anthropic  # noqa: E402
+import openai  # noqa: E402
+
+from clawgym.engines.tiny import make_tiny_model  # noqa: E402
+from clawgym.online.config import ServiceFolder, load_service_config  # noqa: E402
+from clawgym.online.judging import ConversationJudge  # noqa: E402
+from clawgym.online.service import Service, forget, open_service  # noqa: E402
+from clawgym.online.training import VersionTrainer  # noqa: E402
+from clawgym.online.versions import Versions  # noqa: E402
+from clawgym.pool import Pool  # noqa: E402
+from clawgym.simulation.users import THANKS  # noqa: E402
+
+SETTINGS = [
+    "redact=false", "held_out=0", "gate.on=false", "training.rollout.groups=2", "training.reward.judge=complaints",
+    "training.optimizer.lr=0.01",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", spread=0.05)
+
+
+@pytest.fixture
+def folder(model: Path, tmp_path: Path) -> ServiceFolder:
+    made = ServiceFolder(tmp_path / "service")
+    made.create(load_service_config(None, str(model), SETTINGS))
+    return made
+
+
+class Client:
+    """An unmodified client of OpenAI, which keeps its history."""
+
+    def __init__(self, service: Service, client: openai.AsyncOpenAI) -> None:
+        self._service, self._client = service, client
+        self.messages: list[dict[str, Any]] = []
+        self.replies: list[Any] = []
+
+    async def say(self, text: str) -> Any:
+        self.messages.append({"role": "user", "content": text})
+        got = await self._client.chat.completions.create(
+            model="any", messages=self.messages, max_tokens=6, temperature=1.0
+        )
+        self.messages.append({"role": "assistant", "content": got.choices[0].message.content or ""})
+        self.replies.append(got)
+        return got
+
+    async def tell(self, path: str, **body: Any) -> Any:
+        return await self._client.post(f"/{path}", body={"id": self.replies[-1].id, **body}, cast_to=object)
+
+
+@asynccontextmanager
+async def serving(folder: ServiceFolder) -> AsyncIterator[tuple[Service, Any]]:
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(open_service(folder, loops=()))
+
+        async def client(source: str = "user") -> Client:
+            made = openai.AsyncOpenAI(base_url=service.base_url, api_key=service.keys.make(source), max_retries=0)
+            return Client(service, await stack.enter_async_context(made))
+
+        yield service, client
+
+
+async def judged(folder: ServiceFolder) -> None:
+    with Pool(folder.pool) as pool:
+        judge = ConversationJudge(folder, folder.config, pool)
+        for episode in [e for e in pool.episodes(state="open") if not e.secret_sha256]:
+            assert await judge(episode)
+
+
+async def trained(folder: ServiceFolder) -> bool:
+    with Pool(folder.pool) as pool:
+        return await VersionTrainer(folder, pool).step()
+
+
+async def test_a_service_trains_on_its_use(folder: ServiceFolder) -> None:
+    async with serving(folder) as (service, client):
+        told = []
+        for score in (1, -1):
+            user = await client()
+            await user.say("Tell me about rivers.")
+            told.append(await user.tell("feedback", score=score))
+            await user.say("And lakes?")
+            assert (await user.tell("end"))["ended"]
+        with Pool(folder.pool) as pool:
+            held = list(pool.episodes())
+            assert [(e.channel, e.n_turns, e.secret_sha256) for e in held] == [("live:user", 2, "")] * 2
+            assert [e.id for e in held] == [one["session"] for one in told]
+            assert all(turn.flaw is None for e in held for turn in pool.turns(e.id)), "exact tokens"
+        assert not await trained(folder), "nothing is judged yet"
+        await judged(folder)
+        assert await trained(folder)
+        assert not await trained(folder), "each conversation is trained on once"
+        made = service.versions.serving
+        assert (made.number, made.parent) == (1, 0)
+        assert sorted(made.sessions) == sorted(one["session"] for one in told)
+        user = await client()
+        await user.say("Hello?")
+        with Pool(folder.pool) as pool:
+            newest = list(pool.episodes())[-1]
+            assert [turn.policy_version for turn in pool.turns(newest.id)] == [1]
+            assert pool.stats()["channels"]["live:user"]["groups"] == {"consumed": 2, "open": 1}
+
+
+async def test_conversations_are_told_apart_without_ids(folder: ServiceFolder) -> None:
+    """Interleaved, with the same beginning, and from another dialect."""
+    async with serving(folder) as (service, client):
+        one, two = await client(), await client()
+        await one.say("Hello")
+        await two.say("Hello")
+        await two.say("Two")
+        await one.say("One")
+        claude = anthropic.AsyncAnthropic(
+            base_url=service.base_url.removesuffix("/v1"), api_key=service.keys.make("user"), max_retries=0
+        )
+        messages: list[Any] = [{"role": "user", "content": "Hello from Claude"}]
+        for text in ("More", None):
+            got = await claude.messages.create(model="any", max_tokens=5, messages=messages)
+            said = "".join(block.text for block in got.content if block.type == "text")
+            if text:
+                messages += [{"role": "assistant", "content": said or "-"}, {"role": "user", "content": text}]
+        await claude.close()
+        with Pool(folder.pool) as pool:
+            held = [(e, pool.turns(e.id)) for e in pool.episodes()]
+        assert [len(turns) for _, turns in held] == [2, 2, 2]
+        assert [turns[1].messages[-1]["content"] for _, turns in held] == ["One", "Two", "More"]
+        assert all(turns[1].parent == 0 for _, turns in held)
+
+
+async def test_a_source_reaches_its_own_conversations_only(folder: ServiceFolder) -> None:
+    async with serving(folder) as (service, client):
+        owner, thief = await client("owner"), await client("thief")
+        await owner.say("My own words")
+        thief.messages, thief.replies = list(owner.messages), list(owner.replies)
+        await thief.say("Go on")
+        thief.replies = owner.replies
+        for path in ("feedback", "private", "end"):
+            with pytest.raises(openai.NotFoundError):
+                await thief.tell(path, score=-1)
+        with Pool(folder.pool) as pool:
+            assert [(e.channel, e.n_turns) for e in pool.episodes()] == [("live:owner", 1), ("live:thief", 1)]
+        service.keys.remove("thief")
+        with pytest.raises(openai.AuthenticationError):
+            await thief.say("Once more")
+        await owner.say("Still here")
+
+
+async def test_private_conversations_are_deleted_unread(folder: ServiceFolder) -> None:
+    async with serving(folder) as (_, client):
+        user = await client()
+        await user.say("My s3cret")
+        await user.tell("private")
+        await user.tell("feedback", score=1)
+        await user.tell("end")
+        await judged(folder)
+        with Pool(folder.pool) as pool:
+            assert list(pool.episodes()) == []
+        assert all(b"s3cret" not in file.read_bytes() for file in folder.path.glob("pool.db*"))
+
+
+async def test_a_forgotten_conversation_takes_its_versions_along(folder: ServiceFolder) -> None:
+    async with serving(folder) as (_, client):
+        for _ in range(2):
+            user = await client()
+            await user.say("Hello")
+            told = await user.tell("feedback", score=1)
+            await user.tell("end")
+        await judged(folder)
+        assert await trained(folder)
+        session = told["session"]
+        versions = Versions(folder.versions)
+        assert [version.number for version in versions.exposed(session)] == [1]
+        with pytest.raises(Exception, match="roll back to version 0 first"):
+            forget(folder, session)
+        versions.roll_back("to forget", versions.last_without([session]).number)
+        assert forget(folder, session) == (1,)
+        with Pool(folder.pool) as pool:
+            assert session not in [e.id for e in pool.episodes()]
+        assert session not in json.dumps([version.sessions for version in versions.all()])
+        await user.say("Again")  # a new conversation, answered by version 0
+        with Pool(folder.pool) as pool:
+            assert [t.policy_version for t in pool.turns(list(pool.episodes())[-1].id)] == [0]
+
+
+async def test_a_restarted_service_goes_on_with_its_conversations(folder: ServiceFolder) -> None:
+    async with serving(folder) as (_, client):
+        user = await client()
+        await user.say("Hello")
+    async with serving(folder) as (_, client):
+        again = await client()
+        again.messages = user.messages
+        await again.say("I am back")
+        with Pool(folder.pool) as pool:
+            (episode,) = pool.episodes()
+            assert [turn.parent for turn in pool.turns(episode.id)] == [None, 0]
+
+
+async def test_a_client_with_a_larger_window_is_refused(folder: ServiceFolder) -> None:
+    async with serving(folder) as (service, _):
+        window = service.gateway.engine.context_window
+        made = openai.AsyncOpenAI(base_url=service.base_url, api_key=service.keys.make("user"), max_retries=0)
+        async with made:
+            with pytest.raises(openai.BadRequestError, match=f"whole window has {window}: set the model's context"):
+                await made.chat.completions.create(
+                    model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=window
+                )
+            (listed,) = [one async for one in made.models.list()]
+            assert listed.model_dump()["max_model_len"] == window
+
+
+async def test_a_simulated_person_is_heard(folder: ServiceFolder) -> None:
+    """What the next message says is a vote on the reply before it."""
+    async with serving(folder) as (_, client):
+        user = await client()
+        await user.say("Hello")
+        await user.say(THANKS)
+        await user.tell("end")
+        await judged(folder)
+        with Pool(folder.pool) as pool:
+            (episode,) = pool.episodes()
+            assert pool.turn_rewards(episode.id)["judge"] == {0: 1.0}
