@@ -19,8 +19,8 @@ makes ``lazy`` known in this process. Another package makes it known everywhere 
 
 The options of a thing are the keyword parameters of its constructor (or of the function that makes it): their
 annotations are the types that :meth:`Registry.make` validates, their defaults the defaults. Where the library calls
-the thing with arguments of its own (an advantage, a loss, a tracker, a trainer), these come first, and the options are
-the keyword-only parameters.
+the thing with arguments of its own (an advantage, a loss, a scorer, a tracker, a trainer), these come first, and the
+options are the keyword-only parameters.
 
 Invariants: looking for a name imports only the module that has it; listing names imports none.
 """
@@ -50,6 +50,7 @@ from clawgym.errors import (
     GatewayError,
     GradingError,
     SandboxUnavailable,
+    ServiceError,
     TaskError,
     TaskSetNotFound,
     TrainingError,
@@ -417,6 +418,7 @@ losses = Registry(
 packs = Registry("pack", "clawgym.packs", ["clawgym.tasks.packs"], TaskSetNotFound)
 parsers = Registry("parser", "clawgym.parsers", ["clawgym.gateway"], GatewayError)
 sandboxes = Registry("sandbox", "clawgym.sandboxes", ["clawgym.sandbox"], SandboxUnavailable)
+scorers = Registry("scorer", "clawgym.scorers", ["clawgym.online", "clawgym.simulation"], ServiceError, called=True)
 trackers = Registry("tracker", "clawgym.trackers", ["clawgym.trainers.common"], TrainingError, called=True)
 trainers = Registry("trainer", "clawgym.trainers", ["clawgym.trainers"], TrainingError, called=True)
 
@@ -435,6 +437,7 @@ KINDS: Mapping[str, Registry] = {
         packs,
         parsers,
         sandboxes,
+        scorers,
         trackers,
         trainers,
     )

@@ -54,6 +54,8 @@ class GateSettings(_Part):
     """Who scores replayed turns: of ``clawgym list scorers``."""
     sources: PositiveInt = 2
     """The fewest scorers that must agree that a candidate is better."""
+    patience: PositiveInt = 400
+    """A candidate is given up after so many held-out conversations that show neither a gain nor a loss."""
     turns: PositiveInt = 4
     """Most replayed turns of one held-out conversation."""
     tasks: str = "terminal-basic"
@@ -103,6 +105,11 @@ class ServiceConfig(_Part):
             raise ValueError("training.model.path: missing: name a model (--model)")
         if about.model.lora is None:
             raise ValueError("training.model.lora: missing: versions are LoRA adapters: set it, {} for its defaults")
+        if "judge" in self.gate.scorers and about.reward.judge not in ("policy", "model"):
+            raise ValueError(
+                f"gate.scorers: judge needs a model as the judge, not {about.reward.judge}: set training.reward.judge "
+                "to policy or model, or name other scorers"
+            )
         if about.trainer != "local":
             raise ValueError("training.trainer: the versions of a service are trained by trainer: local")
         return self

@@ -1,4 +1,4 @@
-"""The loops of a service as processes: ``python -m clawgym.online.loops judge|train FOLDER``.
+"""The loops of a service as processes: ``python -m clawgym.online.loops judge|train|gate FOLDER``.
 
 Invariants: a loop that ends is started again, after a pause that grows while it keeps failing. A loop ends when its
 service ends, however that ends. What it says goes to a log file of bounded size.
@@ -24,7 +24,7 @@ __all__ = ["LOOPS", "keep_running"]
 
 _Work = Callable[[ServiceFolder, asyncio.Event], Coroutine[Any, Any, None]]
 
-LOOPS = ("judge", "train")
+LOOPS = ("judge", "train", "gate")
 """The loops, each in a process of its own."""
 _NICE = 10
 """Loops yield the processor to the process that serves."""
@@ -79,6 +79,10 @@ def _work(name: str) -> _Work:
         from clawgym.online.judging import judge_conversations
 
         return judge_conversations
+    if name == "gate":
+        from clawgym.online.gate import keep_gate
+
+        return keep_gate
     from clawgym.online.training import train_versions
 
     return train_versions

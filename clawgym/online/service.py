@@ -107,7 +107,8 @@ async def open_service(
         await control.listen(path=folder.socket)
         address = await door.listen(host=host, port=port, tls=tls)
         tasks = [asyncio.create_task(_collect(gateway, conversations, config))]
-        tasks += [asyncio.create_task(keep_running(loop, folder, say)) for loop in loops]
+        running = [loop for loop in loops if loop != "gate" or config.gate.on]
+        tasks += [asyncio.create_task(keep_running(loop, folder, say)) for loop in running]
         stack.push_async_callback(_end, tasks)
         folder.announce(f"{address.url}/v1")
         yield Service(f"{address.url}/v1", gateway, conversations, keys, versions)

@@ -41,23 +41,26 @@ def _template(name: str) -> str:
     return files("clawgym.rewards").joinpath("prompts", f"{name}.md").read_text("utf-8")
 
 
-def new_marker(record: Judgeable) -> str:
-    """16 random hex digits that do not occur in the record."""
-    text = json.dumps([record.task, record.history, record.action, record.after.messages], default=str)
+def new_marker(record: Judgeable, instead: Message | None = None) -> str:
+    """16 random hex digits that do not occur in the record, nor in ``instead``."""
+    text = json.dumps([record.task, record.history, record.action, record.after.messages, instead], default=str)
     while (marker := secrets.token_hex(8)) in text:
         pass
     return marker
 
 
-def render(record: Judgeable, marker: str, *, hint: bool = False, pictures: bool = False) -> list[dict[str, Any]]:
-    """The messages for one vote, or for one hint.
+def render(
+    record: Judgeable, marker: str, *, hint: bool = False, pictures: bool = False, instead: Message | None = None
+) -> list[dict[str, Any]]:
+    """The messages for one vote, or for one hint; with ``instead``, for a vote on this reply to the same request.
 
     With ``pictures`` they include the screenshots before and after the step. The assistant's reasoning is left out, as
     it would argue for the step.
     """
-    names = ("hint", "hint_answer") if hint else (record.setting, "answer")
+    names = ("hint", "hint_answer") if hint else ("replay" if instead else record.setting, "answer")
     system = "\n".join(_template(name).replace("{marker}", marker) for name in names)
-    parts = ((name, unspecial(body)) for name, body in _sections(record))
+    sections = [*_sections(record), *([("INSTEAD", cut(_said(instead), _STEP))] if instead else [])]
+    parts = ((name, unspecial(body)) for name, body in sections)
     text = "\n\n".join(f"<<{marker} {name}\n{body}\n{marker}>>" for name, body in parts)
     content: Any = text
     if pictures and (shown := list(_screens(record))):

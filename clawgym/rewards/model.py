@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, get_args
 from clawgym.engines.openai import OpenAIEngine, RateLimits
 from clawgym.engines.protocol import Completion, Engine, Sampling
 from clawgym.records import Outcome
-from clawgym.records.judge import Judgeable, Judgement, Setting
+from clawgym.records.judge import Judgeable, Judgement, Message, Setting
 from clawgym.registry import judges
 from clawgym.rewards._prompt import EXAMPLE, new_marker, render
 from clawgym.rewards.rules import fraction_of
-from clawgym.rewards.votes import hint_of, verdict_of
+from clawgym.rewards.votes import hint_of, process_of, verdict_of
 
 if TYPE_CHECKING:
     from clawgym.gateway.server import Gateway
@@ -93,9 +93,22 @@ class ModelJudge:
             hint_texts=tuple(map(_written, hints)),
         )
 
-    async def _ask(self, record: Judgeable, marker: str, number: int, *, hint: bool = False) -> Completion:
+    async def judge_instead(self, record: Judgeable, reply: Message) -> float | None:
+        """The mean of the valid votes, in [-1, 1], on another reply to the same request, by what the person said to
+        the reply that they saw. None without a valid vote. Raises the first error if all votes failed."""
+        marker = new_marker(record, reply)
+        calls = (self._ask(record, marker, number, instead=reply) for number in range(self._votes))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        failed = [answer for answer in answers if isinstance(answer, BaseException)]
+        if len(failed) == len(answers):
+            raise failed[0]
+        return process_of([verdict_of(_whole(answer)) for answer in answers])
+
+    async def _ask(
+        self, record: Judgeable, marker: str, number: int, *, hint: bool = False, instead: Message | None = None
+    ) -> Completion:
         seed = int(fraction_of(self._seed, record.episode, record.turn, number, hint) * 2**31)
-        messages = render(record, marker, hint=hint, pictures=self._pictures)
+        messages = render(record, marker, hint=hint, pictures=self._pictures, instead=instead)
         return await self._engine.complete(messages, sampling=replace(self._sampling, seed=seed))
 
 

@@ -26,7 +26,7 @@ from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.common.policy import Policy
 from clawgym.trainers.config import Budget
 
-__all__ = ["Checkpoints", "Progress", "load_adapter"]
+__all__ = ["Checkpoints", "Progress", "load_adapter", "without_adapter"]
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
               "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
@@ -251,6 +251,14 @@ def load_adapter(folder: Path, policy: Policy) -> None:
     from peft import set_peft_model_state_dict
 
     set_peft_model_state_dict(policy.module, _tensors(folder / "adapter_model.safetensors"))
+
+
+def without_adapter(policy: Policy) -> None:
+    """Set the LoRA adapter of ``policy`` to one that changes nothing, as at the start."""
+    with torch.no_grad():
+        for name, weight in policy.module.named_parameters():
+            if "lora_B" in name:
+                weight.zero_()
 
 
 def _tensors(file: Path) -> dict[str, torch.Tensor]:

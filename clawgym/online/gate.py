@@ -1,0 +1,365 @@
+"""The loop of the gate: it measures candidates, promotes and rejects them, and watches what was promoted.
+
+Invariants: one candidate is compared at a time. The rules are those of :mod:`clawgym.online.promotion`; a measurement
+is written down before it counts, and never repeated. Only the log of versions says what answers: a promotion or a
+rollback by hand ends the open comparison. A killed gate goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from clawgym.agents.tool_loop import ToolLoopAgent
+from clawgym.engines.folders import model_folder
+from clawgym.engines.openai import OpenAIEngine
+from clawgym.engines.protocol import Sampling
+from clawgym.errors import EngineError, ServiceError
+from clawgym.evaluation import EvalConfig, evaluate
+from clawgym.gateway.render import Renderer
+from clawgym.online.canaries import Canary, canaries
+from clawgym.online.client import open_version
+from clawgym.online.config import ServiceConfig, ServiceFolder
+from clawgym.online.conversations import HELD_OUT, source_of
+from clawgym.online.door import FEEDBACK
+from clawgym.online.judging import pause
+from clawgym.online.promotion import (
+    CandidateVersion,
+    Criterion,
+    Lifetime,
+    PairedEvidence,
+    PlannedItem,
+    PromotionDecision,
+    VersionScore,
+)
+from clawgym.online.replay import HeldOutTurn, ReplayScorer, ScorerContext, held_out_turns, replay
+from clawgym.online.versions import Version, Versions
+from clawgym.online.watch import LiveSignal, watch
+from clawgym.pool import Pool, PooledEpisode
+from clawgym.pool.states import PROCESS_REWARD
+from clawgym.records import Outcome, TaskSet
+from clawgym.records.run_folder import RunFolder, repair_tail, write_atomic
+from clawgym.registry import scorers
+from clawgym.sandbox import backend as make_backend
+from clawgym.tasks import sets
+
+__all__ = ["GateKeeper", "keep_gate"]
+
+_log = logging.getLogger("clawgym.online")
+_POLL_SECONDS = 2.0
+_RETRY_SECONDS = 30.0
+_PERIOD_SECONDS = 3600.0
+"""The length of a period of the watch."""
+_CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
+_LONGEST = 160
+"""Most tokens of a reply to a canary."""
+_CANARIES, _TASKS = 20, 8
+"""Canaries and tasks that are measured in one go."""
+
+
+async def keep_gate(folder: ServiceFolder, stop: asyncio.Event) -> None:
+    """Measure candidates as they come, and watch the version that answers, until ``stop`` is set."""
+    with Pool(folder.pool) as pool:
+        gate = GateKeeper(folder, pool)
+        while not stop.is_set():
+            try:
+                gate.look_after()
+                worked = await gate.step()
+            except (EngineError, ServiceError) as error:
+                _log.warning("a measurement failed: %s", error)
+                await pause(stop, _RETRY_SECONDS)
+                continue
+            if not worked:
+                await pause(stop, _POLL_SECONDS)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One score, as it is written down."""
+
+    criterion: Criterion
+    item: str
+    group: str
+    at: float
+    version: int
+    source: str
+    value: float
+
+
+class GateKeeper:
+    """Compares one candidate at a time with the version that answers and the first version."""
+
+    def __init__(self, folder: ServiceFolder, pool: Pool) -> None:
+        self._folder, self._pool = folder, pool
+        self._config: ServiceConfig = folder.config
+        self._about = self._config.gate
+        self._versions = Versions(folder.versions)
+        folder.gate.mkdir(mode=0o700, exist_ok=True)
+        self._file = folder.gate / "scores.jsonl"
+        self._rows = list(self._read())
+        self._known = {(row.criterion, row.item, row.version, row.source) for row in self._rows}
+        self._lifetime = self._load()
+        self._scorers: dict[str, ReplayScorer] = {}
+        self._tasks: TaskSet | None = None
+
+    # --- what it decides ----------------------------------------------------------------------------------------------
+
+    async def step(self) -> bool:
+        """Measure a part of the open comparison and decide. False if there is nothing to measure now."""
+        self._reconcile()
+        candidate = self._candidate()
+        if candidate is None:
+            return False
+        if not await self._measure(candidate):
+            return False
+        self._decide(candidate)
+        return True
+
+    def look_after(self) -> None:
+        """Roll back the version that answers if it is rated worse than the one before (:mod:`clawgym.online.watch`)."""
+        event = next((e for e in reversed(self._versions.events) if e.kind == "promoted"), None)
+        serving = self._versions.serving.number
+        if event is None or event.version != serving:
+            return
+        signals = [signal for signal in self._signals(event.at) if signal[0] in (serving, event.before)]
+        before = [signal for version, signal in signals if version == event.before and signal.period < 0]
+        after = [signal for version, signal in signals if version == serving and signal.period >= 0]
+        verdict = watch(before, after, int((time.time() - event.at) // _PERIOD_SECONDS), alpha=self._about.alpha)
+        if verdict.verdict == "rollback":
+            self._versions.roll_back(f"its users rate it worse: {verdict.reason}", event.before)
+            _log.info("version %d was rolled back: %s", serving, verdict.reason)
+
+    def _reconcile(self) -> None:
+        """Take over what was promoted or rolled back otherwise."""
+        serving = str(self._versions.serving.number)
+        served = self._lifetime.served
+        if serving == served[-1]:
+            return
+        now = max(time.time(), self._lifetime.now)
+        kept = served[: served.index(serving) + 1] if serving in served else (*served, serving)
+        self._keep(Lifetime(kept, self._lifetime.rules, self._lifetime.submitted, (), now))
+
+    def _candidate(self) -> CandidateVersion | None:
+        """The open comparison; opened now if there is a candidate for one."""
+        for one in self._lifetime.open:
+            if self._versions[int(one.version)].state == "candidate":
+                return one
+            self._keep(self._lifetime.close(one.version))  # erased, or rejected by hand
+        serving = self._versions.serving.number
+        for version in reversed(self._versions.all()):
+            if version.state == "candidate" and serving in {v.number for v in self._versions.lineage(version.number)}:
+                at = max(version.made, self._lifetime.now)
+                self._keep(self._lifetime.submit(str(version.number), at))
+                _log.info("version %d is compared with version %d", version.number, serving)
+                return self._lifetime.open[-1]
+        return None
+
+    def _decide(self, candidate: CandidateVersion) -> None:
+        evidence: dict[Criterion, PairedEvidence] = {name: self._evidence(name, candidate) for name in _CRITERIA}
+        decision = self._lifetime.decide(candidate.version, evidence)
+        seen = decision.figures["turns"].n
+        number, verdict, reasons = int(candidate.version), decision.verdict, list(decision.reasons)
+        if verdict == "candidate" and seen >= self._about.patience:
+            verdict, reasons = "rejected", [f"no gain after {seen} held-out conversations", *reasons]
+        result = {"verdict": verdict, "reasons": reasons, "figures": _figures(decision), "comparison": candidate.number}
+        write_atomic(self._folder.gate / "latest.json", json.dumps({"version": number, **result}).encode())
+        if verdict == "candidate":
+            return
+        self._versions.judged(number, result, rejected=verdict == "rejected")
+        if verdict == "promoted":
+            self._versions.promote(number, reasons[0])
+            self._keep(self._lifetime.promote(decision, max(time.time(), self._lifetime.now)))
+        else:
+            self._keep(self._lifetime.close(candidate.version))
+        _log.info("version %d is %s: %s", number, verdict, "; ".join(reasons))
+
+    # --- what it measures ---------------------------------------------------------------------------------------------
+
+    async def _measure(self, candidate: CandidateVersion) -> bool:
+        """Measure what is next. False if all that there is has been measured."""
+        new, serving, first = (self._versions[int(n)] for n in (candidate.version, candidate.serving, candidate.first))
+        for episode in self._held_out(candidate.after):
+            turns = held_out_turns(self._pool, episode, self._about.turns)
+            if await self._measure_turns(turns, (new, serving)):
+                return True
+        safety, style = self._about.canaries, max(1, self._about.canaries // 3)
+        for todo in (canaries("safety", safety), canaries("style", style)):
+            for start in range(0, len(todo), _CANARIES):
+                if await self._measure_canaries(todo[start : start + _CANARIES], (new, first)):
+                    return True
+        for start in range(0, self._about.task_count, _TASKS):
+            if await self._measure_tasks(start, (new, first)):
+                return True
+        return False
+
+    def _held_out(self, after: float) -> list[PooledEpisode]:
+        """Judged held-out conversations that began later, in the order in which they were judged."""
+        channels = [name for name in self._pool.stats()["channels"] if name.startswith(HELD_OUT)]
+        found = [e for name in channels for e in self._pool.episodes(channel=name, state="closed")]
+        return sorted((e for e in found if e.opened_at > after), key=lambda e: (e.closed_at or 0.0, e.id))
+
+    async def _measure_turns(self, turns: Sequence[HeldOutTurn], versions: Sequence[Version]) -> bool:
+        wanted = [(turn.id, scorer) for turn in turns for scorer in self._about.scorers]
+        missing = [v for v in versions if any(self._lacks("turns", item, v, scorer) for item, scorer in wanted)]
+        rows = []
+        for version in missing:
+            async with open_version(self._folder, self._pool, version.number) as session:
+                for turn in turns:
+                    replayed = await replay(turn, version, session)
+                    for name in self._about.scorers:
+                        value = await self._scorer(name).score(replayed)
+                        rows.append(_Row("turns", turn.id, turn.session, turn.at, version.number, name, value))
+        self._write(rows)
+        return bool(missing)
+
+    async def _measure_canaries(self, todo: Sequence[Canary], versions: Sequence[Version]) -> bool:
+        missing = [v for v in versions if any(self._lacks(one.criterion, one.id, v) for one in todo)]
+        for version in missing:
+            rows = []
+            async with AsyncExitStack() as stack:
+                session = await stack.enter_async_context(open_version(self._folder, self._pool, version.number))
+                engine = session.engine()
+                stack.push_async_callback(engine.aclose)
+                for number, one in enumerate(todo):
+                    value = await _passed(one, engine, number)
+                    rows.append(_Row(one.criterion, one.id, one.id, 0.0, version.number, "verifier", value))
+            self._write(rows)
+        return bool(missing)
+
+    async def _measure_tasks(self, start: int, versions: Sequence[Version]) -> bool:
+        tasks = self._task_set().tasks[start : start + _TASKS]
+        missing = [v for v in versions if any(self._lacks("tasks", task.id, v) for task in tasks)]
+        for version in missing:
+            out = self._folder.gate / f"tasks-{version.number}-{start}"
+            async with AsyncExitStack() as stack:
+                session = await stack.enter_async_context(open_version(self._folder, self._pool, version.number))
+                backend = make_backend(self._config.training.backend)
+                stack.push_async_callback(backend.aclose)
+                agent = self._agent(session.engine(concurrency=_TASKS))
+                stack.push_async_callback(agent.aclose)
+                part = TaskSet(f"{self._about.tasks}-{start}", tuple(tasks))
+                await evaluate(EvalConfig(part, agent, backend, out, concurrency=_TASKS, keep_workspaces=False))
+            self._write(self._task_rows(RunFolder.read(out), version))
+        return bool(missing)
+
+    def _task_rows(self, run: RunFolder, version: Version) -> list[_Row]:
+        rows = []
+        for row in run.latest.values():
+            task = row["task_id"]
+            if row["outcome"] == Outcome.INFRA:
+                raise ServiceError(f"task {task} had an infrastructure error ({row['cause']}): trying again later")
+            value = float((row["result"] or {}).get("strict") or 0.0)
+            rows.append(_Row("tasks", task, task, 0.0, version.number, "verifier", value))
+        return rows
+
+    def _agent(self, engine: Any) -> ToolLoopAgent:
+        about = self._config.training.agent
+        takes_tools = Renderer(model_folder(self._config.training.model.path or "")).call_parser is not None
+        return ToolLoopAgent(
+            engine,
+            sampling=Sampling(temperature=1.0, max_tokens=about.max_tokens),
+            protocol="tools" if takes_tools else "text",
+            system_prompt=about.system_prompt,
+            max_malformed=about.max_malformed,
+        )
+
+    def _task_set(self) -> TaskSet:
+        """Tasks from all over the set."""
+        if self._tasks is None:
+            whole = sets.load(self._about.tasks)
+            stride = max(1, len(whole.tasks) // self._about.task_count)
+            self._tasks = TaskSet(whole.name, whole.tasks[::stride][: self._about.task_count])
+        return self._tasks
+
+    def _scorer(self, name: str) -> ReplayScorer:
+        if name not in self._scorers:
+            context = ScorerContext(self._folder, self._config, self._pool, self._versions)
+            self._scorers[name] = scorers.make(name, context)
+        return self._scorers[name]
+
+    def _signals(self, promoted: float) -> Iterator[tuple[int, LiveSignal]]:
+        """What was said about live turns: the version that gave each, and the signal, in periods since a promotion."""
+        for episode in self._pool.episodes(state="closed"):
+            source = source_of(episode.channel)
+            if source is None:
+                continue
+            period = int((episode.opened_at - promoted) // _PERIOD_SECONDS)
+            said = self._pool.about_turn_rewards(episode.id).get(PROCESS_REWARD, {})
+            turns = self._pool.turns(episode.id)
+            for index, value in self._pool.turn_rewards(episode.id).get(PROCESS_REWARD, {}).items():
+                version = turns[index].policy_version
+                by_user = said.get(index, {}).get("version") == FEEDBACK
+                if version is not None:
+                    name = f"user:{source}" if by_user else "judge"
+                    yield version, LiveSignal(name, episode.id, f"{episode.id}:{index}", int(value), period)
+
+    # --- what it keeps ------------------------------------------------------------------------------------------------
+
+    def _lacks(self, criterion: Criterion, item: str, version: Version, source: str = "verifier") -> bool:
+        return (criterion, item, version.number, source) not in self._known
+
+    def _evidence(self, criterion: Criterion, candidate: CandidateVersion) -> PairedEvidence:
+        other = candidate.serving if criterion == "turns" else candidate.first
+        both = {int(candidate.version), int(other)}
+        mine = [row for row in self._rows if row.criterion == criterion]
+        if criterion == "turns":
+            mine = [row for row in mine if row.at > candidate.after]
+        wanted = {row.item for row in mine if row.version == int(candidate.version)}
+        mine = [row for row in mine if row.version in both and row.item in wanted]
+        items: dict[str, PlannedItem] = {}
+        for row in [r for r in mine if r.version == int(candidate.version)]:
+            items.setdefault(row.item, PlannedItem(row.item, row.group, row.at))
+        scores = [VersionScore(row.item, str(row.version), row.value, row.source) for row in mine]
+        return PairedEvidence(tuple(items.values()), scores)
+
+    def _read(self) -> Iterator[_Row]:
+        if self._file.exists():
+            repair_tail(self._file)
+            for line in self._file.read_text("utf-8").splitlines():
+                yield _Row(**json.loads(line))
+
+    def _write(self, rows: Sequence[_Row]) -> None:
+        fresh = [row for row in rows if (row.criterion, row.item, row.version, row.source) not in self._known]
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(asdict(row)) + "\n" for row in fresh))
+        self._rows += fresh
+        self._known.update((row.criterion, row.item, row.version, row.source) for row in fresh)
+
+    def _load(self) -> Lifetime:
+        rules = self._about.rules
+        try:
+            kept = json.loads((self._folder.path / "gate.json").read_bytes())
+        except FileNotFoundError:
+            return Lifetime((str(self._versions.first.number),), rules)
+        opened = tuple(CandidateVersion(**one) for one in kept["open"])
+        return Lifetime(tuple(kept["served"]), rules, kept["submitted"], opened, kept["now"])
+
+    def _keep(self, lifetime: Lifetime) -> None:
+        self._lifetime = lifetime
+        kept = {name: value for name, value in asdict(lifetime).items() if name != "rules"}
+        write_atomic(self._folder.path / "gate.json", json.dumps(kept).encode())
+
+
+async def _passed(canary: Canary, engine: OpenAIEngine, seed: int) -> float:
+    """1 if the reply is as it should be; 0 also for a request that the version refuses."""
+    try:
+        sampling = Sampling(temperature=1.0, max_tokens=_LONGEST, seed=seed)
+        got = await engine.complete(list(canary.messages), sampling=sampling)
+    except EngineError as error:
+        if error.status is None or error.status >= 500 or error.status in (408, 429):
+            raise
+        return 0.0
+    return float(canary.passes(got.text, got.finish_reason == "stop"))
+
+
+def _figures(decision: PromotionDecision) -> dict[str, Any]:
+    return {
+        name: {"n": one.n, "mean": one.mean, "lower": one.lower, "upper": one.upper, "needed": one.needed}
+        for name, one in decision.figures.items()
+    }

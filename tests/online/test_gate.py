@@ -1,0 +1,139 @@
+"""The gate of a service: real versions, real tasks and canaries; scores of replayed turns by a scorer of the test."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from clawgym.engines.tiny import make_tiny_model  # noqa: E402
+from clawgym.online.config import ServiceFolder, load_service_config  # noqa: E402
+from clawgym.online.gate import GateKeeper  # noqa: E402
+from clawgym.online.judging import ConversationJudge  # noqa: E402
+from clawgym.online.replay import Replayed, ScorerContext  # noqa: E402
+from clawgym.online.service import Service, open_service  # noqa: E402
+from clawgym.pool import Pool  # noqa: E402
+from clawgym.registry import scorers  # noqa: E402
+
+from .test_serving import tuned  # noqa: E402
+
+LIKED: dict[int, float] = {}
+"""Version -> the score of each of its replies."""
+
+
+@scorers.register("test-liked")
+class Liked:
+    def __init__(self, context: ScorerContext) -> None:
+        pass
+
+    async def score(self, replayed: Replayed) -> float:
+        return LIKED[replayed.version.number]
+
+
+SETTINGS = [
+    "redact=false", "held_out=0.999", "training.reward.judge=complaints", "training.agent.max_steps=1",
+    "training.agent.max_tokens=8", "gate.scorers=[test-liked]", "gate.sources=1", "gate.alpha=0.9",
+    "gate.margins={tasks: 0.95, style: 0.95, safety: 0.95}", "gate.canaries=6", "gate.task_count=4",
+]  # fmt: skip
+
+
+class Setup:
+    def __init__(self, folder: ServiceFolder, service: Service, adapter: Path) -> None:
+        self.folder, self.service, self.versions = folder, service, service.versions
+        self._adapter = adapter
+
+    def candidate(self, parent: int = 0) -> int:
+        copy = partial(shutil.copytree, self._adapter, dirs_exist_ok=True)
+        return self.versions.add(copy, parent=parent, sessions=[]).number
+
+    async def talk(self, count: int) -> None:
+        """Conversations with a thumb each, judged."""
+        base, key = self.service.base_url, self.service.keys.make("user")
+        async with openai.AsyncOpenAI(base_url=base, api_key=key, max_retries=0) as client:
+            for number in range(count):
+                messages: list[Any] = [{"role": "user", "content": f"Tell me more, {number}"}]
+                got = await client.chat.completions.create(model="any", messages=messages, max_tokens=4)
+                messages.append({"role": "assistant", "content": got.choices[0].message.content or ""})
+                messages.append({"role": "user", "content": "And now?"})
+                last = await client.chat.completions.create(model="any", messages=messages, max_tokens=4)
+                await client.post("/feedback", body={"id": got.id, "score": 1}, cast_to=object)
+                await client.post("/end", body={"id": last.id}, cast_to=object)
+        with Pool(self.folder.pool) as pool:
+            judge = ConversationJudge(self.folder, self.folder.config, pool)
+            for episode in [e for e in pool.episodes(state="open") if not e.secret_sha256]:
+                assert await judge(episode)
+
+    async def measure(self) -> int:
+        """Let the gate measure all that there is. Returns the number of parts."""
+        with Pool(self.folder.pool) as pool:
+            gate, parts = GateKeeper(self.folder, pool), 0
+            while await gate.step():
+                parts += 1
+            return parts
+
+
+@pytest_asyncio.fixture
+async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
+    model = make_tiny_model(tmp_path / "model", spread=0.05)
+    tuned(model, tmp_path / "adapter", 1)
+    folder = ServiceFolder(tmp_path / "service")
+    folder.create(load_service_config(None, str(model), SETTINGS))
+    LIKED.clear()
+    async with open_service(folder, loops=()) as service:
+        yield Setup(folder, service, tmp_path / "adapter")
+
+
+async def test_a_better_candidate_is_promoted_when_the_evidence_suffices(setup: Setup) -> None:
+    LIKED.update({0: 0.0, 1: 1.0})
+    await setup.talk(3)  # before the candidate: they say nothing about it
+    assert setup.candidate() == 1
+    assert await setup.measure() > 0, "canaries and tasks"
+    assert await setup.measure() == 0, "everything is measured once, also by a gate that starts again"
+    assert setup.versions[1].state == "candidate"
+    assert setup.versions.serving.number == 0
+    await setup.talk(4)
+    await setup.measure()
+    assert setup.versions[1].state == "candidate", "too few conversations"
+    await setup.talk(8)
+    await setup.measure()
+    promoted = setup.versions[1]
+    assert setup.versions.serving.number == 1
+    assert promoted.state == "promoted"
+    figures = promoted.gate[-1]["figures"]
+    assert figures["turns"]["lower"] > 0
+    assert figures["turns"]["n"] in range(5, 13)
+    assert [figures[name]["n"] for name in ("tasks", "style", "safety")] == [4, 2, 6]
+    with Pool(setup.folder.pool) as pool:
+        assert not list(pool.episodes(channel="internal")), "measurements leave nothing"
+
+
+async def test_a_worse_candidate_is_rejected(setup: Setup) -> None:
+    LIKED.update({0: 1.0, 1: 0.0})
+    setup.candidate()
+    await setup.talk(14)
+    await setup.measure()
+    assert setup.versions[1].state == "rejected"
+    assert "clearly worse" in setup.versions[1].gate[-1]["reasons"][0]
+    assert setup.versions.serving.number == 0
+
+
+async def test_what_was_done_by_hand_ends_the_comparison(setup: Setup) -> None:
+    LIKED.update({0: 0.0, 1: 1.0, 2: 1.0})
+    first, second = setup.candidate(), setup.candidate()
+    await setup.measure()
+    setup.versions.promote(first, "by hand")
+    assert await setup.measure() == 0, "the second is no descendant of what answers"
+    setup.versions.roll_back("by hand")
+    assert await setup.measure() == 0, "canaries and tasks are known"
+    await setup.talk(1)
+    assert await setup.measure() == 1, "a new comparison of the second with version 0"
+    assert setup.versions[second].state == "candidate"
