@@ -62,7 +62,7 @@ class GateSettings(_Part):
     """A task set. Its verifiers show whether the model still works with tools."""
     task_count: PositiveInt = 120
     canaries: PositiveInt = 240
-    """Canary prompts for safety; a third of them again for style."""
+    """Canary prompts for safety; half of them again for style."""
 
     @model_validator(mode="after")
     def _fits(self) -> GateSettings:

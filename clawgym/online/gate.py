@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
@@ -59,8 +59,8 @@ _PERIOD_SECONDS = 3600.0
 _CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
 _LONGEST = 160
 """Most tokens of a reply to a canary."""
-_CANARIES, _TASKS = 20, 8
-"""Canaries and tasks that are measured in one go."""
+_TURNS, _CANARIES, _TASKS = 16, 40, 8
+"""Turns, canaries and tasks that are measured in one go."""
 
 
 async def keep_gate(folder: ServiceFolder, stop: asyncio.Event) -> None:
@@ -184,11 +184,9 @@ class GateKeeper:
     async def _measure(self, candidate: CandidateVersion) -> bool:
         """Measure what is next. False if all that there is has been measured."""
         new, serving, first = (self._versions[int(n)] for n in (candidate.version, candidate.serving, candidate.first))
-        for episode in self._held_out(candidate.after):
-            turns = held_out_turns(self._pool, episode, self._about.turns)
-            if await self._measure_turns(turns, (new, serving)):
-                return True
-        safety, style = self._about.canaries, max(1, self._about.canaries // 3)
+        if await self._measure_turns(self._new_turns(candidate.after, (new, serving)), (new, serving)):
+            return True
+        safety, style = self._about.canaries, max(1, self._about.canaries // 2)
         for todo in (canaries("safety", safety), canaries("style", style)):
             for start in range(0, len(todo), _CANARIES):
                 if await self._measure_canaries(todo[start : start + _CANARIES], (new, first)):
@@ -204,32 +202,48 @@ class GateKeeper:
         found = [e for name in channels for e in self._pool.episodes(channel=name, state="closed")]
         return sorted((e for e in found if e.opened_at > after), key=lambda e: (e.closed_at or 0.0, e.id))
 
+    def _new_turns(self, after: float, versions: Sequence[Version]) -> list[HeldOutTurn]:
+        """The turns of the next conversations that are not measured yet."""
+        found: list[HeldOutTurn] = []
+        for episode in self._held_out(after):
+            turns = held_out_turns(self._pool, episode, self._about.turns)
+            if any(
+                self._lacks("turns", turn.id, v, name)
+                for turn in turns
+                for v in versions
+                for name in self._about.scorers
+            ):
+                found += turns
+            if len(found) >= _TURNS:
+                break
+        return found
+
     async def _measure_turns(self, turns: Sequence[HeldOutTurn], versions: Sequence[Version]) -> bool:
-        wanted = [(turn.id, scorer) for turn in turns for scorer in self._about.scorers]
-        missing = [v for v in versions if any(self._lacks("turns", item, v, scorer) for item, scorer in wanted)]
         rows = []
-        for version in missing:
+        for version in versions if turns else ():
             async with open_version(self._folder, self._pool, version.number) as session:
-                for turn in turns:
-                    replayed = await replay(turn, version, session)
-                    for name in self._about.scorers:
-                        value = await self._scorer(name).score(replayed)
-                        rows.append(_Row("turns", turn.id, turn.session, turn.at, version.number, name, value))
+                replies = await asyncio.gather(*(replay(turn, version, session) for turn in turns))
+            for replayed in replies:
+                turn = replayed.turn
+                for name in self._about.scorers:
+                    value = await self._scorer(name).score(replayed)
+                    rows.append(_Row("turns", turn.id, turn.session, turn.at, version.number, name, value))
         self._write(rows)
-        return bool(missing)
+        return bool(rows)
 
     async def _measure_canaries(self, todo: Sequence[Canary], versions: Sequence[Version]) -> bool:
         missing = [v for v in versions if any(self._lacks(one.criterion, one.id, v) for one in todo)]
         for version in missing:
-            rows = []
             async with AsyncExitStack() as stack:
                 session = await stack.enter_async_context(open_version(self._folder, self._pool, version.number))
-                engine = session.engine()
+                engine = session.engine(concurrency=_CANARIES)
                 stack.push_async_callback(engine.aclose)
-                for number, one in enumerate(todo):
-                    value = await _passed(one, engine, number)
-                    rows.append(_Row(one.criterion, one.id, one.id, 0.0, version.number, "verifier", value))
-            self._write(rows)
+                values = await asyncio.gather(*(_passed(one, engine, number) for number, one in enumerate(todo)))
+            number = version.number
+            self._write(
+                _Row(one.criterion, one.id, one.id, 0.0, number, "verifier", value)
+                for one, value in zip(todo, values, strict=True)
+            )
         return bool(missing)
 
     async def _measure_tasks(self, start: int, versions: Sequence[Version]) -> bool:
@@ -324,7 +338,7 @@ class GateKeeper:
             for line in self._file.read_text("utf-8").splitlines():
                 yield _Row(**json.loads(line))
 
-    def _write(self, rows: Sequence[_Row]) -> None:
+    def _write(self, rows: Iterable[_Row]) -> None:
         fresh = [row for row in rows if (row.criterion, row.item, row.version, row.source) not in self._known]
         with self._file.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(asdict(row)) + "\n" for row in fresh))

@@ -124,7 +124,8 @@ def held_out_turns(pool: Pool, episode: PooledEpisode, most: int) -> list[HeldOu
 
 
 async def replay(turn: HeldOutTurn, version: Version, session: VersionSession) -> Replayed:
-    """Ask a version for its reply. An error of the request is a missing reply; others are raised."""
+    """Ask ``version``, which answers ``session``, for its reply. A refused request is a missing reply; other errors are
+    raised."""
     asked = turn.turns[turn.index]
     temperature = asked.sampling.get("temperature")
     seed = int.from_bytes(hashlib.sha256(turn.id.encode()).digest()[:4], "big") >> 1

@@ -1,0 +1,258 @@
+"""Does a model that is trained on its use get better, and never worse? (docs/results/online.md)
+
+    python benchmarks/drift.py --out runs/drift
+    python benchmarks/drift.py --feedback good --gate on --seeds 5
+
+A simulated person with two or three style rules talks to a service through its door, as any client of OpenAI would:
+asks, complains in words until the reply is right, says thanks, and gives each reply a thumb. ``good``: the thumbs are
+what the person thinks. ``mixed``: half of them are reversed, by chance. ``adversarial``: all are. The words are always
+honest, so that a stolen key or a clumsy finger can be told from the person; somebody who lies in words and thumbs gets
+what they ask for.
+
+Arms: with the gate; without it (every version answers at once); ``memory``: no training, but what the person complained
+of is in the system prompt of later conversations; ``both``. Each cell is one service in a folder of its own. The first
+and the last version are measured on held-out requests by the person's own rules, which nothing else reads. A finished
+cell is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, cast
+
+import openai
+
+from clawgym.online.config import ServiceFolder, load_service_config
+from clawgym.online.gate import GateKeeper
+from clawgym.online.judging import ConversationJudge
+from clawgym.online.service import Service, open_service
+from clawgym.online.training import VersionTrainer
+from clawgym.pool import Pool
+from clawgym.simulation.rules import RULES
+from clawgym.simulation.users import THANKS, User, UserRequest, requests, user_of
+from clawgym.trainers.config import load_config
+from clawgym.trainers.local.personal import first_policy
+
+Feedback = Literal["good", "mixed", "adversarial"]
+Arm = Literal["gated", "ungated", "memory", "both"]
+FEEDBACK: tuple[Feedback, ...] = ("good", "mixed", "adversarial")
+ARMS: tuple[Arm, ...] = ("gated", "ungated", "memory", "both")
+_TURNS = 3
+"""Most replies of a conversation."""
+_TOKENS = 96
+_MEASURED = 128
+"""Held-out requests."""
+
+
+def settings(arm: Arm) -> list[str]:
+    """The settings of a service."""
+    return [
+        "redact=false", "held_out=0.3", "idle=3600", f"gate.on={'false' if arm == 'ungated' else 'true'}",
+        "training.reward.judge=complaints", "gate.scorers=[likelihood, complaints]", "training.rollout.groups=16",
+        "training.rollout.staleness=8", "training.model.lora={rank: 16, alpha: 32}", "training.optimizer.lr=0.002",
+        "training.agent.max_steps=2", "training.agent.max_tokens=48", "training.backend=inprocess:InProcess",
+        "training.compute.row_tokens=512",
+    ]  # fmt: skip
+
+
+class Person:
+    """Talks to a service, and judges replies by rules that nobody else knows."""
+
+    def __init__(self, user: User, service: Service, feedback: Feedback, seed: int) -> None:
+        self.user, self._service, self._feedback = user, service, feedback
+        self._rng = random.Random(f"thumbs {seed}")
+        self.remembered: dict[str, None] = {}
+        """What it complained of, for a memory in the prompt."""
+
+    async def talk(self, request: UserRequest, *, memory: bool) -> float:
+        """One conversation; the score of its first reply."""
+        messages: list[dict[str, Any]] = []
+        if memory and self.remembered:
+            messages.append({"role": "system", "content": " ".join(self.remembered)})
+        messages.append({"role": "user", "content": request.text})
+        scores: list[float] = []
+        last = ""
+        async with self._client() as client:
+            for _ in range(_TURNS):
+                try:
+                    got, text = await self._ask(client, messages)
+                except openai.BadRequestError:  # the window is full
+                    break
+                last = got.id
+                right = self.user.score(request, text)
+                scores.append(right.total)
+                await self._thumb(client, got.id, 1 if right.right else -1)
+                answer = self.user.answer(request, text)
+                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": answer}]
+                self.remembered |= {r.instruction: None for r in RULES.values() if r.complaint in answer}
+                if answer == THANKS:
+                    break
+            with contextlib.suppress(openai.BadRequestError):  # the window is full
+                last = (await self._ask(client, messages))[0].id  # the last words are heard too
+            await client.post("/end", body={"id": last}, cast_to=object)
+        return scores[0]
+
+    async def measured(self, asked: Sequence[UserRequest], *, memory: bool) -> float:
+        """The mean score of first replies, in conversations that leave nothing."""
+        async with self._client() as client:
+            return fmean(await asyncio.gather(*(self._measure(client, request, memory) for request in asked)))
+
+    async def _measure(self, client: openai.AsyncOpenAI, request: UserRequest, memory: bool) -> float:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": request.text}]
+        if memory and self.remembered:
+            messages.insert(0, {"role": "system", "content": " ".join(self.remembered)})
+        got, text = await self._ask(client, messages)
+        await client.post("/private", body={"id": got.id}, cast_to=object)
+        await client.post("/end", body={"id": got.id}, cast_to=object)
+        return self.user.score(request, text).total
+
+    def _client(self) -> openai.AsyncOpenAI:
+        key = self._service.keys.make("user")
+        return openai.AsyncOpenAI(base_url=self._service.base_url, api_key=key, max_retries=0, timeout=600)
+
+    async def _ask(self, client: openai.AsyncOpenAI, messages: list[dict[str, Any]]) -> tuple[Any, str]:
+        got = await client.chat.completions.create(
+            model="any", messages=cast(Any, messages), max_tokens=_TOKENS, temperature=1.0
+        )
+        return got, got.choices[0].message.content or ""
+
+    async def _thumb(self, client: openai.AsyncOpenAI, reply: str, score: int) -> None:
+        reversed_ = self._feedback == "adversarial" or (self._feedback == "mixed" and self._rng.random() < 0.5)
+        await client.post("/feedback", body={"id": reply, "score": -score if reversed_ else score}, cast_to=object)
+
+
+async def cell(
+    base: Path,
+    out: Path,
+    arm: Arm,
+    feedback: Feedback,
+    seed: int,
+    conversations: int,
+    at_once: int,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """One service, from its first version to its last."""
+    shutil.rmtree(out, ignore_errors=True)
+    folder, began = ServiceFolder(out), time.monotonic()
+    folder.create(load_service_config(None, str(base), [*settings(arm), f"training.seed={seed}"]))
+    user, asked = user_of(seed), requests(seed)
+    heldout = list(itertools.islice(requests(seed, heldout=True), _MEASURED))
+    memory, trains = arm in ("memory", "both"), arm != "memory"
+    first: list[float] = []
+    promoted: list[dict[str, int]] = []
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(open_service(folder, loops=()))
+        pool = stack.enter_context(Pool(folder.pool))
+        person = Person(user, service, feedback, seed)
+        judge = ConversationJudge(folder, folder.config, pool)
+        trainer = VersionTrainer(folder, pool)
+        gate = GateKeeper(folder, pool) if arm in ("gated", "both") else None
+        before = await person.measured(heldout, memory=False)
+        while len(first) < conversations:
+            talks = (person.talk(request, memory=memory) for request in itertools.islice(asked, at_once))
+            first += await asyncio.gather(*talks)
+            for episode in [e for e in pool.episodes(state="open") if not e.secret_sha256]:
+                await judge(episode)
+            while trains and await trainer.step():
+                pass
+            while gate is not None and await gate.step():
+                pass
+            serving = service.versions.serving.number
+            if serving != (promoted[-1]["version"] if promoted else 0):
+                promoted.append({"version": serving, "after": len(first)})
+            mean = fmean(first[-at_once:])
+            say(f"{out.name}: {len(first)} conversations, first replies {mean:.2f}, version {serving}")
+        after = await person.measured(heldout, memory=memory)
+        versions = service.versions.all()
+    return {
+        "arm": arm, "feedback": feedback, "seed": seed, "rules": list(user.rules), "before": before, "after": after,
+        "first_replies": [round(score, 4) for score in first], "promoted": promoted, "versions": len(versions) - 1,
+        "rejected": [{"version": v.number, "why": v.gate[-1]["reasons"][0]} for v in versions if v.state == "rejected"],
+        "seconds": time.monotonic() - began,
+    }  # fmt: skip
+
+
+async def _run(options: argparse.Namespace) -> int:
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    config = load_config(options.config, [])
+    base: Path | None = options.model or await first_policy(
+        config, out / "base", on_progress=lambda what, done, total: None, stop=asyncio.Event()
+    )
+    assert base is not None
+    results = out / "results.jsonl"
+    text = results.read_text("utf-8") if results.exists() else ""
+    done = [json.loads(line) for line in text.splitlines()]
+    for seed, feedback, arm in itertools.product(
+        range(options.first, options.first + options.seeds), options.feedback or FEEDBACK, options.arm or ARMS[:2]
+    ):
+        if any((row["arm"], row["feedback"], row["seed"]) == (arm, feedback, seed) for row in done):
+            continue
+        name = f"{arm}-{feedback}-{seed}"
+        row = await cell(base, out / name, arm, feedback, seed, options.conversations, options.at_once, say)
+        with results.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        done.append(row)
+    _show(done)
+    return 0
+
+
+def _show(rows: Sequence[dict[str, Any]]) -> None:
+    print("| arm | feedback | seeds | before | after | promoted | after conversations | rejected |")
+    print("|---|---|---|---|---|---|---|---|")
+    groups = itertools.groupby(
+        sorted(rows, key=lambda r: (r["feedback"], r["arm"])), lambda r: (r["arm"], r["feedback"])
+    )
+    for (arm, feedback), cells in groups:
+        held = list(cells)
+        first = [row["promoted"][0]["after"] for row in held if row["promoted"]]
+        print(
+            f"| {arm} | {feedback} | {len(held)} | {fmean(r['before'] for r in held):.2f} | "
+            f"{fmean(r['after'] for r in held):.2f} | {fmean(len(r['promoted']) for r in held):.1f} | "
+            f"{fmean(first) if first else '-'} | {fmean(len(r['rejected']) for r in held):.1f} |"
+        )
+
+
+def _kind(row: dict[str, Any]) -> tuple[str, str]:
+    return row["feedback"], row["arm"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="the folder of the first version; default: imitation")
+    parser.add_argument(
+        "--feedback", action="append", choices=FEEDBACK, help="may be given several times; default: all"
+    )
+    parser.add_argument(
+        "--arm", action="append", choices=ARMS, help="may be given several times; default: with and without the gate"
+    )
+    parser.add_argument("--seeds", type=int, default=5, help="number of people")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--conversations", type=int, default=960)
+    parser.add_argument(
+        "--at-once", type=int, default=32, help="conversations at a time, between two looks of the loops"
+    )
+    parser.add_argument("--config", default="personal-cpu", help="the recipe of the first version")
+    parser.add_argument("--out", "-o", type=Path, default=Path("runs/drift"))
+    return asyncio.run(_run(parser.parse_args(argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
