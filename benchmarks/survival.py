@@ -40,8 +40,10 @@ from clawgym.online.config import ServiceFolder
 from clawgym.online.versions import Versions
 from clawgym.pool import Pool
 
-_SETTINGS = ("idle=2", "held_out=0.2", "redact=false", "gate.on=false", "training.rollout.groups=4",
-             "training.rollout.staleness=1000", "training.reward.judge=complaints", "training.optimizer.lr=0.001")  # fmt: skip
+_SETTINGS = (
+    "idle=2", "held_out=0.2", "redact=false", "gate.on=false", "training.rollout.groups=4",
+    "training.rollout.staleness=1000", "training.reward.judge=complaints", "training.optimizer.lr=0.001",
+)  # fmt: skip
 _LOOPS = ("service", "judge", "train")
 
 
@@ -50,7 +52,14 @@ class Running:
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = ServiceFolder(folder)
-        self._command = [sys.executable, "-m", "clawgym.cli", "serve", "--dir", str(folder), "--model", str(model)]
+        self._command = [
+            str(Path(sys.executable).with_name("clawgym")),
+            "serve",
+            "--dir",
+            str(folder),
+            "--model",
+            str(model),
+        ]
         self._command += [part for setting in _SETTINGS for part in ("--set", setting)]
         self.process: asyncio.subprocess.Process | None = None
         self.base_url, self.key = "", ""

@@ -651,7 +651,7 @@ def checked_settings(kind: type[_Config], data: Mapping[str, Any], source: str, 
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+        wrong = "; ".join(": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in error.errors()[:5])
         raise TrainingError(f"{source}: {wrong}: correct these settings ({docs})") from error
 
 

@@ -105,7 +105,7 @@ class ServiceConfig(_Part):
             raise ValueError("training.model.path: missing: name a model (--model)")
         if about.model.lora is None:
             raise ValueError("training.model.lora: missing: versions are LoRA adapters: set it, {} for its defaults")
-        if "judge" in self.gate.scorers and about.reward.judge not in ("policy", "model"):
+        if self.gate.on and "judge" in self.gate.scorers and about.reward.judge not in ("policy", "model"):
             raise ValueError(
                 f"gate.scorers: judge needs a model as the judge, not {about.reward.judge}: set training.reward.judge "
                 "to policy or model, or name other scorers"
