@@ -1,8 +1,9 @@
 """Finds and removes what looks like a secret: keys, tokens and passwords.
 
 :func:`find_secrets` names the places in a file that is to be published. It also uses the detectors of detect-secrets,
-which the extra ``hub`` installs. :func:`without_secrets` takes secrets out of a text that is stored. It uses only the
-patterns of this module, so that a run manifest is the same whatever is installed.
+which the extras ``hub`` and ``serve`` install, as does :func:`secret_shapes`. :func:`without_secrets` takes secrets out
+of a text that is stored. It uses only the patterns of this module, so that a run manifest is the same whatever is
+installed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-__all__ = ["find_secrets", "without_secrets"]
+__all__ = ["find_secrets", "looks_random", "secret_shapes", "without_secrets"]
 
 REMOVED = "[removed]"
 """What :func:`without_secrets` writes for a secret."""
@@ -27,10 +28,11 @@ _SHAPES = {
     "a GitHub token": r"(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{40,})",
     "a Slack token": r"xox[abprs]-[A-Za-z0-9-]{10,}",
     "a Google key": r"AIza[A-Za-z0-9_-]{35}",
-    "a JSON web token": r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+    "a JSON web token": r"eyJ[A-Za-z0-9_-]{10,1000}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
 }
 _TOKENS = {kind: rf"(?<![A-Za-z0-9_]){pattern}" for kind, pattern in _SHAPES.items()}
-_SHAPED = {kind: re.compile(pattern) for kind, pattern in _TOKENS.items()} | {
+_SHAPED = {kind: re.compile(pattern) for kind, pattern in _TOKENS.items()}
+_AROUND = {
     "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"),
     "a password in an address": re.compile(r"://[^/\s:@\"']+:[^/\s@\"']{3,}@"),
 }
@@ -82,25 +84,30 @@ def find_secrets(name: str, text: str) -> list[str]:
     """
     found = [
         f"{name}, line {text.count(chr(10), 0, match.start()) + 1}: looks like {kind}"
-        for kind, pattern in (*_SHAPED.items(), *_detectors())
+        for kind, pattern in (*_AROUND.items(), *secret_shapes())
         for match in pattern.finditer(text)
     ]
     for key, value in (*_LINE.findall(text), *_leaves(_parsed(name, text))):
-        if _NAME.search(_CAMEL.sub("_", key)) and _VALUE.fullmatch(value) and _random(value):
+        if _NAME.search(_CAMEL.sub("_", key)) and _VALUE.fullmatch(value) and looks_random(value):
             found.append(f"{name}, {key}: looks like the value of a secret")
     return list(dict.fromkeys(found))
 
 
 @cache
-def _detectors() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """What a token of each detector is called, and its pattern."""
+def secret_shapes() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """The keys and tokens of well-known formats: what each is called, and its pattern.
+
+    Raises ImportError without detect-secrets.
+    """
     from importlib import import_module
 
     made = [getattr(import_module(f"detect_secrets.plugins.{module}"), name) for module, name in _DETECTORS.items()]
-    return tuple((f"a secret ({one.secret_type})", pattern) for one in made for pattern in one.denylist)
+    detected = ((f"a secret ({one.secret_type})", pattern) for one in made for pattern in one.denylist)
+    return (*_SHAPED.items(), *detected)
 
 
-def _random(value: str) -> bool:
+def looks_random(value: str) -> bool:
+    """Whether ``value`` has letters, digits and at least :data:`_BITS` of entropy per character."""
     counts = Counter(value)
     bits = -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values())
     return bits >= _BITS and any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
