@@ -35,8 +35,8 @@ class Turn:
     finish_reason: str = "stop"
     """``stop``, ``length``, ``tool_calls``, ``content_filter``, ``aborted`` (the agent left) or ``error``."""
     flaw: str | None = None
-    """Why the token ids may differ from what was sampled (``text-only``, ``stripped``, ``constrained``, ...); such a
-    turn is never trained on."""
+    """Why the token ids may differ from what was sampled (``text-only``, ``stripped``, ``constrained``, ...), or that
+    they were removed (``redacted``); such a turn is never trained on."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters: temperature, top_p, ..."""
     images: tuple[str, ...] = ()
