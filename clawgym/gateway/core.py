@@ -321,6 +321,8 @@ class Core:
         if plan.tools and node is None:  # turns that continue it have the same tools
             images.append(Image(plan.tools, tools_json(call.tools), "application/json"))
         kept = turn if self._stored is None else await asyncio.to_thread(self._stored, turn)
+        if kept.flaw is None and node is not None and node.incomplete is not None:
+            kept = replace(kept, flaw=node.incomplete)
         async with session.lock:
             index = session.turns
             try:
@@ -330,7 +332,8 @@ class Core:
                 raise Refusal(403, "this session is closed: open another one", code="session_closed") from None
             session.turns = index + 1
             if reason not in UNFINISHED:
-                session.grow(index, turn, node, plan.keys, plan.new)
+                grown = session.grow(index, turn, node, plan.keys, plan.new)
+                grown.incomplete = kept.flaw if kept.context_ids != turn.context_ids else node and node.incomplete
         self._count(plan, turn)
 
     def _count(self, plan: _Plan, turn: Turn) -> None:

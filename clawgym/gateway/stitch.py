@@ -198,6 +198,8 @@ class Node:
     """In a root: its first user message."""
     evidence: tuple[str, ...] = ()
     """Beginnings of the new user messages and tool results (:func:`~clawgym.gateway.roles.evidence_of`)."""
+    incomplete: str | None = None
+    """The flaw of a turn that was stored without its ids, and of all turns that continue it."""
     children: list[Node] = field(default_factory=list)
 
     def path(self) -> Iterator[Node]:

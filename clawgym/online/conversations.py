@@ -134,7 +134,8 @@ class Conversations:
 
         def look(pool: Pool) -> tuple[str, int] | None:
             for id in ids:
-                if source_of(pool.episode(id).channel) == source:
+                episode = pool.episode(id)
+                if source_of(episode.channel) == source and episode.state == "open":
                     for index, turn in enumerate(pool.turns(id)):
                         if turn.id == reply:
                             return id, index

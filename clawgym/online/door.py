@@ -8,7 +8,7 @@
 ==========================  ==========================================================================
 
 Invariants: nothing is answered without a key. A key is the name of a source: it reaches the conversations of this
-source only. The bodies of a source's running requests have a limit together.
+source only. The running requests of a source have a limit, and so have their bodies together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import contextlib
 import hmac
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ FEEDBACK = "feedback"
 OFF = "x-clawgym-training"
 """A header of requests: with the value ``off``, the conversation is private, as with ``POST /v1/private``."""
 
+MOST_RUNNING = 64
+"""Most requests of one source at a time."""
 _LARGEST = 2**14
 """Most bytes of a request that is no call of the model."""
 
@@ -95,16 +97,31 @@ class Keys:
         return self._read[1]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Source:
     """The owner of a key."""
 
     name: str
+    running: int = 0
     bodies: HeldBodies = field(default_factory=lambda: HeldBodies("key"))
 
-    def holding(self) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-        """See :class:`~clawgym.gateway.server.Caller`."""
-        return self.bodies.holding()
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[Callable[[int], None]]:
+        """See :class:`~clawgym.gateway.server.Caller`. Raises :class:`~clawgym.gateway.calls.Refusal` (429) if too many
+        requests of this source run, so that one source cannot take all places."""
+        if self.running >= MOST_RUNNING:
+            raise Refusal(
+                429,
+                f"{self.running} requests with this key are running: try again when one has been answered",
+                code="rate_limit_exceeded",
+                retry_after=1.0,
+            )
+        self.running += 1
+        try:
+            with self.bodies.holding() as hold:
+                yield hold
+        finally:
+            self.running -= 1
 
 
 class Door:

@@ -54,6 +54,8 @@ __all__ = ["GateKeeper", "keep_gate"]
 _log = logging.getLogger("clawgym.online")
 _POLL_SECONDS = 2.0
 _RETRY_SECONDS = 30.0
+_LOOK_SECONDS = 60.0
+"""Seconds between two looks at the votes on the version that answers."""
 _PERIOD_SECONDS = 3600.0
 """The length of a period of the watch."""
 _CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
@@ -66,10 +68,12 @@ _TURNS, _CANARIES, _TASKS = 16, 40, 8
 async def keep_gate(folder: ServiceFolder, stop: asyncio.Event) -> None:
     """Measure candidates as they come, and watch the version that answers, until ``stop`` is set."""
     with Pool(folder.pool) as pool:
-        gate = GateKeeper(folder, pool)
+        gate, looked = GateKeeper(folder, pool), 0.0
         while not stop.is_set():
             try:
-                gate.look_after()
+                if time.monotonic() - looked > _LOOK_SECONDS:
+                    looked = time.monotonic()
+                    gate.look_after()
                 worked = await gate.step()
             except (EngineError, ServiceError) as error:
                 _log.warning("a measurement failed: %s", error)

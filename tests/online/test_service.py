@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -158,6 +159,54 @@ async def test_a_source_reaches_its_own_conversations_only(folder: ServiceFolder
         with pytest.raises(openai.AuthenticationError):
             await thief.say("Once more")
         await owner.say("Still here")
+
+
+async def test_one_key_cannot_take_all_places(folder: ServiceFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawgym.online.door.MOST_RUNNING", 2)
+    async with serving(folder) as (_, client):
+        greedy, other = [await client("greedy") for _ in range(6)], await client("other")
+        got = await asyncio.gather(*(one.say("Hello") for one in greedy), return_exceptions=True)
+        refused = [one for one in got if isinstance(one, openai.RateLimitError)]
+        assert len(refused) in range(1, 5), "how many run at once depends on their timing"
+        await other.say("Hello")
+        await greedy[0].say("And now?")
+
+
+async def test_feedback_on_a_judged_conversation_is_refused(folder: ServiceFolder) -> None:
+    async with serving(folder) as (_, client):
+        user = await client()
+        await user.say("Hello")
+        await user.tell("feedback", score=1)
+        with pytest.raises(openai.ConflictError, match="already"):
+            await user.tell("feedback", score=-1)
+        await user.tell("end")
+        await judged(folder)
+        with pytest.raises(openai.NotFoundError, match="judged already"):
+            await user.tell("feedback", score=1)
+        await user.say("Once more")
+        for bad in ({"score": 0}, {"score": "up"}, {}):
+            with pytest.raises(openai.BadRequestError):
+                await user.tell("feedback", **bad)
+
+
+async def test_what_is_redacted_is_stored_without_ids(model: Path, tmp_path: Path) -> None:
+    """The client's conversation goes on, and nothing of it is trained on from there."""
+    pytest.importorskip("phonenumbers")
+    folder = ServiceFolder(tmp_path / "service")
+    folder.create(load_service_config(None, str(model), [one for one in SETTINGS if not one.startswith("redact")]))
+    async with serving(folder) as (_, client):
+        user = await client()
+        for text in ("Hello", "My address is jane.roe@mail-service.net", "And now?"):
+            await user.say(text)
+        with Pool(folder.pool) as pool:
+            (episode,) = pool.episodes()
+            turns = pool.turns(episode.id)
+            assert [turn.flaw for turn in turns] == [None, "redacted", "redacted"]
+            assert [turn.parent for turn in turns] == [None, 0, 1]
+            assert turns[1].messages[0]["content"] == "My address is <EMAIL_ADDRESS>"
+            assert not turns[1].context_ids
+            assert turns[2].context_ids, "its own text is harmless, but its prompt is not complete"
+        assert all(b"jane.roe" not in file.read_bytes() for file in folder.path.glob("pool.db*"))
 
 
 async def test_private_conversations_are_deleted_unread(folder: ServiceFolder) -> None:
