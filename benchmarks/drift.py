@@ -52,6 +52,8 @@ ARMS: tuple[Arm, ...] = ("gated", "ungated", "memory", "both")
 _TURNS = 3
 """Most replies of a conversation."""
 _TOKENS = 96
+_AT_ONCE = 48
+"""Most requests at a time; a service takes 64 of one source."""
 _MEASURED = 128
 """Held-out requests."""
 
@@ -62,7 +64,7 @@ def settings(arm: Arm) -> list[str]:
         "redact=false", "held_out=0.3", "idle=3600", f"gate.on={'false' if arm == 'ungated' else 'true'}",
         "training.reward.judge=complaints", "gate.scorers=[likelihood, complaints]", "training.rollout.groups=16",
         "training.rollout.staleness=8", "training.model.lora={rank: 16, alpha: 32}", "training.optimizer.lr=0.002",
-        "training.agent.max_steps=2", "training.agent.max_tokens=48", "training.backend=inprocess:InProcess",
+        "training.agent.max_steps=2", "training.agent.max_tokens=48",
         "training.compute.row_tokens=512",
     ]  # fmt: skip
 
@@ -73,6 +75,7 @@ class Person:
     def __init__(self, user: User, service: Service, feedback: Feedback, seed: int) -> None:
         self.user, self._service, self._feedback = user, service, feedback
         self._rng = random.Random(f"thumbs {seed}")
+        self._room = asyncio.Semaphore(_AT_ONCE)
         self.remembered: dict[str, None] = {}
         """What it complained of, for a memory in the prompt."""
 
@@ -123,9 +126,10 @@ class Person:
         return openai.AsyncOpenAI(base_url=self._service.base_url, api_key=key, max_retries=0, timeout=600)
 
     async def _ask(self, client: openai.AsyncOpenAI, messages: list[dict[str, Any]]) -> tuple[Any, str]:
-        got = await client.chat.completions.create(
-            model="any", messages=cast(Any, messages), max_tokens=_TOKENS, temperature=1.0
-        )
+        async with self._room:
+            got = await client.chat.completions.create(
+                model="any", messages=cast(Any, messages), max_tokens=_TOKENS, temperature=1.0
+            )
         return got, got.choices[0].message.content or ""
 
     async def _thumb(self, client: openai.AsyncOpenAI, reply: str, score: int) -> None:

@@ -58,11 +58,12 @@ class GateSettings(_Part):
     """A candidate is given up after so many held-out conversations that show neither a gain nor a loss."""
     turns: PositiveInt = 4
     """Most replayed turns of one held-out conversation."""
-    tasks: str = "terminal-basic"
+    tasks: str = "terminal-basic:train"
     """A task set. Its verifiers show whether the model still works with tools."""
     task_count: PositiveInt = 120
+    """How many of its tasks. With fewer than about 90, no candidate passes the margin."""
     canaries: PositiveInt = 240
-    """Canary prompts for safety; half of them again for style."""
+    """Canary prompts for safety, and as many for style."""
 
     @model_validator(mode="after")
     def _fits(self) -> GateSettings:

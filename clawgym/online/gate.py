@@ -190,8 +190,7 @@ class GateKeeper:
         new, serving, first = (self._versions[int(n)] for n in (candidate.version, candidate.serving, candidate.first))
         if await self._measure_turns(self._new_turns(candidate.after, (new, serving)), (new, serving)):
             return True
-        safety, style = self._about.canaries, max(1, self._about.canaries // 2)
-        for todo in (canaries("safety", safety), canaries("style", style)):
+        for todo in (canaries("safety", self._about.canaries), canaries("style", self._about.canaries)):
             for start in range(0, len(todo), _CANARIES):
                 if await self._measure_canaries(todo[start : start + _CANARIES], (new, first)):
                     return True
@@ -291,8 +290,9 @@ class GateKeeper:
         """Tasks from all over the set."""
         if self._tasks is None:
             whole = sets.load(self._about.tasks)
-            stride = max(1, len(whole.tasks) // self._about.task_count)
-            self._tasks = TaskSet(whole.name, whole.tasks[::stride][: self._about.task_count])
+            count = min(len(whole.tasks), self._about.task_count)
+            chosen = tuple(whole.tasks[n * len(whole.tasks) // count] for n in range(count))
+            self._tasks = TaskSet(whole.name, chosen)
         return self._tasks
 
     def _scorer(self, name: str) -> ReplayScorer:

@@ -111,7 +111,7 @@ async def test_a_better_candidate_is_promoted_when_the_evidence_suffices(setup: 
     figures = promoted.gate[-1]["figures"]
     assert figures["turns"]["lower"] > 0
     assert figures["turns"]["n"] in range(5, 13)
-    assert [figures[name]["n"] for name in ("tasks", "style", "safety")] == [4, 2, 6]
+    assert [figures[name]["n"] for name in ("tasks", "style", "safety")] == [4, 6, 6]
     with Pool(setup.folder.pool) as pool:
         assert not list(pool.episodes(channel="internal")), "measurements leave nothing"
 
