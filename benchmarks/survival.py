@@ -50,7 +50,7 @@ _LOOPS = ("service", "judge", "train")
 class Running:
     """``clawgym serve`` as a process, which may be killed and started again."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: str | Path, settings: Sequence[str] = ()) -> None:
         self.folder = ServiceFolder(folder)
         self._command = [
             str(Path(sys.executable).with_name("clawgym")),
@@ -60,7 +60,7 @@ class Running:
             "--model",
             str(model),
         ]
-        self._command += [part for setting in _SETTINGS for part in ("--set", setting)]
+        self._command += [part for setting in (*_SETTINGS, *settings) for part in ("--set", setting)]
         self.process: asyncio.subprocess.Process | None = None
         self.base_url, self.key = "", ""
         self.back: list[float] = []

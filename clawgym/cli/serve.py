@@ -145,12 +145,14 @@ def promote(
 
 @app.command()
 def rollback(
+    version: Annotated[
+        int | None, typer.Argument(metavar="[VERSION]", help="The version to go back to. Default: the one before.")
+    ] = None,
     folder: Dir = _DIR,
-    to: Annotated[int | None, typer.Option(help="The version to go back to. Default: the one before.")] = None,
 ) -> None:
     """Let an earlier version answer from the next request on."""
     _, versions = _open(folder)
-    event = versions.roll_back("by hand", to)
+    event = versions.roll_back("by hand", version)
     Console().say(f"Version {event.version} answers from the next request on; version {event.before} is withdrawn.")
 
 

@@ -2,7 +2,7 @@
 
 Invariants: one candidate is compared at a time. The rules are those of :mod:`clawgym.online.promotion`; a measurement
 is written down before it counts, and never repeated. Only the log of versions says what answers: a promotion or a
-rollback by hand ends the open comparison. A killed gate goes on where it was.
+rollback by hand ends the open comparison. A killed gate resumes.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_positional_arguments_have_known_names() -> None:
         "TASK",
         "FOLDER",
     }
-    known |= {"PACKAGE", "KIND", "[RUN|PID]", "TASK_ID", "rl|sft|prm"}
+    known |= {"SESSION", "VERSION", "[VERSION]", "PACKAGE", "KIND", "[RUN|PID]", "TASK_ID", "rl|sft|prm"}
     shown = {
         (name, argument.metavar or argument.name.upper())
         for name, command in ALL.items()
