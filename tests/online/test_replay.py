@@ -42,7 +42,7 @@ def turn_of(vote: int, **about: Any) -> HeldOutTurn:
 def context(tmp_path: Path) -> Any:
     model = make_tiny_model(tmp_path / "model", spread=0.05)
     folder = ServiceFolder(tmp_path / "service")
-    folder.create(load_service_config(None, str(model), []))
+    folder.create(load_service_config(None, str(model), ["training.model.lora={rank: 4, alpha: 8}"]))
     versions = Versions.create(folder.versions, model)
     merged = tuned(model, tmp_path / "adapter", 1)
     versions.add(lambda part: merged.save_pretrained(part), parent=0, sessions=[])
