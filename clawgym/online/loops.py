@@ -32,6 +32,8 @@ _SHORTEST, _LONGEST = 0.5, 60.0
 """Seconds before a loop is started again."""
 _WELL = 60.0
 """A loop that ran for so many seconds did not fail at once."""
+_ENDING = 5.0
+"""Seconds in which a loop may finish what it does. All of it can be done again."""
 _LOG_BYTES = 4 * 2**20
 
 
@@ -100,7 +102,10 @@ async def _until_stopped(
     await asyncio.wait({service, working}, return_when=asyncio.FIRST_COMPLETED)
     stop.set()
     service.cancel()
-    await working
+    await asyncio.wait({working}, timeout=_ENDING)
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
 
 
 async def _service_ends() -> None:
