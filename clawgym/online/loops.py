@@ -1,7 +1,8 @@
 """The loops of a service as processes: ``python -m clawgym.online.loops judge|train|gate FOLDER``.
 
 Invariants: a loop that ends is started again, after a pause that grows while it keeps failing. A loop ends when its
-service ends, however that ends. What it says goes to a log file of bounded size.
+service ends, however that ends. No loop runs twice in a folder: the one of a killed service ends before the next one
+begins. What it says goes to a log file of bounded size.
 """
 
 from __future__ import annotations
@@ -61,12 +62,16 @@ async def keep_running(name: str, folder: ServiceFolder, say: Callable[[str], No
 
 def main() -> int:
     """Run the loop that the command line names."""
+    import fcntl  # not on Windows, where no service runs
+
     name, where = sys.argv[1:]
     folder = ServiceFolder(Path(where))
     _log_to(folder.path / f"{name}.log")
     os.nice(_NICE)
     try:
-        asyncio.run(_until_stopped(_work(name), folder))
+        with (folder.path / f"{name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            asyncio.run(_until_stopped(_work(name), folder))
     except ClawGymError as error:
         logging.getLogger("clawgym.online").error("%s", error)
         return 1
