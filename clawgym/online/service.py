@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import ssl
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.engines.folders import local_name, model_folder
-from clawgym.errors import ServiceError
+from clawgym.errors import ClawGymError, ServiceError
 from clawgym.gateway.control import Control
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.server import Gateway
@@ -36,6 +37,7 @@ from clawgym.pool import Pool
 
 __all__ = ["Service", "forget", "open_service"]
 
+_log = logging.getLogger("clawgym.online")
 _TICK_SECONDS = 1.0
 _SWEEP_SECONDS = 3600.0
 """Seconds between two deletions of old conversations."""
@@ -146,13 +148,16 @@ def _engine(config: ServiceConfig, model: Path, folder: ServiceFolder) -> Adapte
 
 
 async def _collect(gateway: Gateway, conversations: Conversations, config: ServiceConfig) -> None:
-    """End idle conversations, and delete old ones."""
+    """End idle conversations, and delete old ones. What fails is tried again."""
     swept = 0.0
     while True:
-        await conversations.end_idle()
-        if time.monotonic() - swept > _SWEEP_SECONDS:
-            swept = time.monotonic()
-            await gateway.in_pool(partial(_sweep, oldest=time.time() - 86400 * config.keep_days))
+        try:
+            await conversations.end_idle()
+            if time.monotonic() - swept > _SWEEP_SECONDS:
+                await gateway.in_pool(partial(_sweep, oldest=time.time() - 86400 * config.keep_days))
+                swept = time.monotonic()
+        except ClawGymError as error:
+            _log.warning("conversations could not be ended or deleted: %s", error)
         await asyncio.sleep(_TICK_SECONDS)
 
 
