@@ -283,3 +283,23 @@ async def test_a_simulated_person_is_heard(folder: ServiceFolder) -> None:
         with Pool(folder.pool) as pool:
             (episode,) = pool.episodes()
             assert pool.turn_rewards(episode.id)["judge"] == {0: 1.0}
+
+
+async def test_old_conversations_are_deleted(model: Path, tmp_path: Path) -> None:
+    folder = ServiceFolder(tmp_path / "service")
+    folder.create(load_service_config(None, str(model), [*SETTINGS, "keep_days=1e-9"]))
+    async with serving(folder) as (_, client):
+        for text in ("My s3cret", "Still talking"):
+            user = await client()
+            await user.say(text)
+            if text == "My s3cret":
+                await user.tell("feedback", score=1)
+                await user.tell("end")
+        await judged(folder)
+    async with serving(folder):  # it deletes when it starts, and each hour
+        with Pool(folder.pool) as pool:
+            async with asyncio.timeout(30):
+                while len(list(pool.episodes())) > 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            (left,) = pool.episodes()
+            assert pool.turns(left.id)[0].messages[0]["content"] == "Still talking", "only what has ended"
