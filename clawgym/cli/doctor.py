@@ -10,14 +10,14 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from clawgym.cli._options import JsonFlag
+from clawgym.cli._options import JsonFlag, Settings
 from clawgym.console import Console
 from clawgym.errors import ClawGymError
 
@@ -210,11 +210,45 @@ def _verl() -> list[Diagnosis]:
     return [Diagnosis(f"verl: {part.what}", part.ok, part.detail, part.mend, needed=True) for part in parts()]
 
 
+def _model(name: str, settings: Sequence[str], as_json: bool) -> int:
+    """Check a model and print the findings. Returns the exit status."""
+    from clawgym.online.config import load_service_config
+    from clawgym.online.portability import ModelFinding, check_model
+
+    findings = asyncio.run(check_model(load_service_config(None, name, settings)))
+    out = Console()
+    if as_json:
+        rows: list[dict[str, Any]] = [{k: getattr(f, k) for k in ModelFinding.__slots__} for f in findings]
+        out.json(rows)
+    else:
+        width = max(len(f.what) for f in findings)
+        for f in findings:
+            out.say(f"{f.status:<7}  {f.what:<{width}}  {f.detail}")
+            if f.advice:
+                out.say(f"{'':<7}  {'':<{width}}  fix: {f.advice}")
+    return int(any(f.status == "failed" for f in findings))
+
+
 def doctor(
     as_json: JsonFlag = False,
     verl: Annotated[bool, typer.Option("--verl", help="Check what `clawgym train --set trainer=verl` needs.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Check whether a model fits for `clawgym serve`: smollm2-135m, a folder, or a name on the Hub.",
+        ),
+    ] = None,
+    settings: Settings = None,
 ) -> None:
-    """Report what works here, and how to fix what does not. Exit status 1 if nothing can run."""
+    """Report what works here, and how to fix what does not. Exit status 1 if nothing can run.
+
+    With --model: check a model instead, with the settings of `clawgym serve`. Exit status 1 if a check failed.
+    """
+    if model is not None:
+        raise typer.Exit(_model(model, settings or (), as_json))
+    if settings:
+        raise typer.BadParameter("it belongs to --model: give that too", param_hint="--set")
     logging.getLogger("clawgym.sandbox").setLevel(logging.ERROR)  # warnings of the backends are part of the report
     findings = _verl() if verl else examine()
     out = Console()

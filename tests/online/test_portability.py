@@ -1,0 +1,278 @@
+"""Whether a model fits for a service: what each check finds, and what must not pass."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from typer.testing import CliRunner
+
+from clawgym.cli import app
+from clawgym.engines.tiny import CHAT_TEMPLATE, make_tiny_model
+from clawgym.engines.transformers import TransformersEngine
+from clawgym.errors import EngineError, MissingDependency
+from clawgym.gateway.render import Renderer
+from clawgym.online._histories import history_rewrites, inserts_date
+from clawgym.online.config import load_service_config
+from clawgym.online.portability import ModelFinding, check_model
+from clawgym.sandbox.machine import Machine
+
+NAMES = ["template", "tool calls", "window", "memory", "engine", "LoRA", "log-probs", "speed"]
+ASKED = "text_of(message.content) ~ '<|im_end|>\\n' }}"
+THOUGHT = "{%- if thought -%}"
+NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", spread=0.05)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("small") / "model", spread=0.05, context_window=8192)
+
+
+@pytest.fixture
+def changed(model: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of the model with other settings in one of its JSON files."""
+
+    def change(file: str, **settings: Any) -> Path:
+        folder = tmp_path / "changed"
+        shutil.copytree(model, folder)
+        about = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps({**about, **settings}))
+        return folder
+
+    return change
+
+
+async def findings(model: Path, *settings: str) -> dict[str, ModelFinding]:
+    found = {f.what: f for f in await check_model(load_service_config(None, str(model), settings))}
+    assert list(found) == NAMES
+    for finding in found.values():
+        assert finding.detail
+        assert bool(finding.advice) == (finding.status != "ok")
+    return found
+
+
+def renderer(model: Path, template: str) -> Renderer:
+    return Renderer(model, chat_template=template)
+
+
+# --- a model that fits ------------------------------------------------------------------------------------------------
+
+
+async def test_a_fitting_model_passes_all_checks(model: Path) -> None:
+    found = await findings(model, "training.compute.micro_tokens=1024")
+    assert {name: f.status for name, f in found.items()} == dict.fromkeys(NAMES, "ok")
+    assert found["tool calls"].figures["parser"] == "hermes"
+    assert found["window"].figures["context_window"] == 32768
+    lora = found["LoRA"].figures
+    assert lora["layers"]["q_proj"] == 2
+    # rank 16, of 2 layers: in + out of q, k, v, o (64 to 128, 64, 64 and back) and of gate, up, down (64 to 192)
+    assert lora["trained_parameters"] == 2 * 16 * (192 + 128 + 128 + 192 + 3 * 256)
+    assert lora["version_bytes"] > 4 * lora["trained_parameters"]
+    logprobs = found["log-probs"].figures
+    assert logprobs["tokens"] == 9 * 32
+    assert logprobs["mean_nats"] < 1e-4
+    assert logprobs["adapter_nats"] > 0.1
+    assert found["speed"].figures["one_stream"] > 0
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+def test_an_appending_template_rewrites_nothing(model: Path) -> None:
+    assert history_rewrites(renderer(model, CHAT_TEMPLATE)) == []
+    assert history_rewrites(renderer(model, NO_TOOLS)) == []
+    assert not inserts_date(renderer(model, CHAT_TEMPLATE).template)
+
+
+def test_a_rewritten_question_is_named(model: Path) -> None:
+    upper = CHAT_TEMPLATE.replace(ASKED, "(said if loop.last else said|upper) ~ '<|im_end|>\\n' }}").replace(
+        "{%- for message in rest -%}", "{%- for message in rest -%}{%- set said = text_of(message.content) -%}"
+    )
+    found = history_rewrites(renderer(model, upper))
+    assert {r.conversation for r in found} >= {"plain", "plain and a system message", "with tool results"}
+    for one in found:
+        assert not one.reasoning
+        assert one.part == "user message 1"
+        assert one.before.startswith("hich reports")
+        assert one.after.startswith("HICH REPORTS")
+
+
+def test_a_count_of_messages_at_the_start_is_found(model: Path) -> None:
+    found = history_rewrites(renderer(model, "{{ messages|length }} messages\n" + CHAT_TEMPLATE))
+    assert len(found) == 6
+    assert {r.before[0] + r.after[0] for r in found if r.conversation == "plain"} == {"13"}
+
+
+def test_dropped_reasoning_is_told_from_other_rewrites(model: Path) -> None:
+    dropping = CHAT_TEMPLATE.replace(THOUGHT, "{%- if thought and loop.last -%}")
+    found = history_rewrites(renderer(model, dropping))
+    assert len(found) == 6
+    assert all(r.reasoning for r in found)
+
+
+async def test_a_model_whose_template_rewrites_history_fails(changed: Callable[..., Path]) -> None:
+    folder = changed("tokenizer_config.json", chat_template="{{ messages|length }}\n" + CHAT_TEMPLATE)
+    finding = (await findings(folder))["template"]
+    assert finding.status == "failed"
+    assert "rewrites user message 1 when the conversation goes on (plain)" in finding.detail
+    assert "chat_template.jinja" in finding.advice
+
+
+async def test_dropped_reasoning_and_a_date_are_warnings(changed: Callable[..., Path]) -> None:
+    template = CHAT_TEMPLATE.replace(THOUGHT, "{%- if thought and loop.last -%}")
+    template = template.replace("{%- set opening = '' -%}", "{%- set opening = strftime_now('%d %B %Y') -%}")
+    finding = (await findings(changed("tokenizer_config.json", chat_template=template)))["template"]
+    assert finding.status == "warning"
+    assert "drops the reasoning" in finding.detail
+    assert "date" in finding.detail
+
+
+async def test_a_template_without_tools_is_found(changed: Callable[..., Path]) -> None:
+    finding = (await findings(changed("tokenizer_config.json", chat_template=NO_TOOLS)))["tool calls"]
+    assert finding.status == "warning"
+    assert "shows no tools" in finding.detail
+    assert not finding.figures["shows_tools"]
+
+
+async def test_a_template_that_cannot_be_used_fails(changed: Callable[..., Path]) -> None:
+    found = await findings(changed("tokenizer_config.json", chat_template="{% for %}"))
+    assert found["template"].status == found["tool calls"].status == "failed"
+    assert "cannot be compiled" in found["template"].detail
+    assert found["log-probs"].status == "ok"
+
+
+# --- window and memory ------------------------------------------------------------------------------------------------
+
+
+async def test_a_window_too_small_for_openclaw_is_found(small: Path) -> None:
+    window = (await findings(small))["window"]
+    assert window.status == "warning"
+    assert window.figures["fits"] == {"chats": True, "tasks of the gate": True, "OpenClaw": False}
+    assert (await findings(small, "training.model.context_window=1024"))["window"].status == "failed"
+
+
+@pytest.mark.parametrize(("free_mb", "status"), [(4_000, "failed"), (8_000, "warning"), (64_000, "ok")])
+async def test_memory_is_compared_with_what_is_free(
+    model: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, status: str
+) -> None:
+    machine = Machine(2, lambda: float(free_mb), lambda: 0.0)
+    monkeypatch.setattr(Machine, "this", classmethod(lambda cls: machine))
+    found = await findings(model, "training.compute.device=cpu")
+    assert found["memory"].status == status, found["memory"]
+    assert found["engine"].status == "ok"
+    parts = found["memory"].figures["parts_bytes"]
+    assert found["memory"].figures["serve_bytes"] == sum(parts.values())
+
+
+async def test_a_model_that_does_not_fit_is_not_loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(2, lambda: 100.0, lambda: 0.0)
+    monkeypatch.setattr(Machine, "this", classmethod(lambda cls: machine))
+    monkeypatch.setattr(TransformersEngine, "__init__", lambda *_, **__: pytest.fail("loaded"))
+    found = await findings(model, "training.compute.device=cpu")
+    assert {found[name].status for name in NAMES[3:]} == {"failed"}
+
+
+async def test_without_a_gate_there_is_no_third_copy(model: Path) -> None:
+    found = await findings(model, "gate.on=false")
+    assert found["memory"].figures["parts_bytes"]["gate"] == 0
+    assert (await findings(model))["memory"].figures["parts_bytes"]["gate"] > 0
+
+
+# --- loading, training and sampling -----------------------------------------------------------------------------------
+
+
+async def test_a_model_that_cannot_be_loaded_fails_with_its_error(model: Path, changed: Callable[..., Path]) -> None:
+    folder = changed("config.json")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    found = await findings(folder)
+    assert {found[name].status for name in ("engine", "LoRA", "log-probs", "speed")} == {"failed"}
+    assert "cannot be loaded" in found["engine"].detail
+    assert found["engine"].advice.startswith("check the folder")
+
+
+async def test_a_model_that_is_not_sampled_exactly_fails(changed: Callable[..., Path]) -> None:
+    folder = changed("config.json", layer_types=["full_attention", "sliding_attention"], sliding_window=64)
+    found = await findings(folder)
+    assert found["engine"].status == found["log-probs"].status == "failed"
+    assert "sliding_attention" in found["engine"].detail
+    assert found["LoRA"].status == "ok"
+
+
+async def test_missing_lora_targets_are_named(model: Path) -> None:
+    some = (await findings(model, "training.model.lora.targets=[q_proj, wq]"))["LoRA"]
+    assert some.status == "warning"
+    assert "no layers wq" in some.detail
+    found = await findings(model, "training.model.lora.targets=[wq]")
+    assert found["LoRA"].status == found["log-probs"].status == "failed"
+    assert found["engine"].status == "ok"
+
+
+async def test_an_engine_that_ignores_the_adapter_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = TransformersEngine.load_adapter
+
+    async def emptied(self: Any, name: str, source: Path, version: int) -> None:
+        from clawgym.engines.lora import adapter_files
+
+        weights, config = adapter_files(source)
+        await load(self, name, {name: 0 * tensor for name, tensor in weights.items()}, version, config=config)
+
+    monkeypatch.setattr(TransformersEngine, "load_adapter", emptied)
+    finding = (await findings(model))["log-probs"]
+    assert finding.status == "failed"
+    assert finding.figures["mean_nats"] > 10 * finding.figures["bound_nats"]
+
+
+async def test_slow_sampling_is_a_warning(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawgym.online.portability._SLOW", 1e9)
+    assert (await findings(model))["speed"].status == "warning"
+
+
+async def test_no_token_in_time_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawgym.online.portability._SECONDS", 0.0)
+    found = await findings(model)
+    assert found["log-probs"].status == "failed"
+    assert "no token was sampled" in found["log-probs"].detail
+
+
+async def test_an_unknown_model_and_a_missing_package_are_errors(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EngineError, match="no such folder"):
+        await findings(tmp_path / "gone")
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(MissingDependency, match=r"clawgym\[serve\]"):
+        await findings(model)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_findings_and_their_exit_status(model: Path, changed: Callable[..., Path]) -> None:
+    done = CliRunner().invoke(app, ["doctor", "--model", str(model)])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert [line.split()[0] for line in lines] == ["ok"] * len(NAMES)
+    folder = changed("tokenizer_config.json", chat_template="{{ messages|length }}\n" + CHAT_TEMPLATE)
+    done = CliRunner().invoke(app, ["doctor", "--json", "--model", str(folder)])
+    assert done.exit_code == 1
+    rows = {row["what"]: row for row in json.loads(done.output)}
+    assert rows["template"]["status"] == "failed"
+    assert rows["template"]["figures"]["rewrites"][0]["part"] == "user message 1"
+    done = CliRunner().invoke(app, ["doctor", "--set", "gate.on=false"])
+    assert done.exit_code == 2
