@@ -7,6 +7,7 @@ for sampling and once for training.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clawgym.errors import ClawGymError, MissingDependency
+from clawgym.errors import ClawGymError, MissingDependency, TrainingError
 from clawgym.online.config import ServiceConfig
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ CLIENTS = {"chats": 2_048, "tasks of the gate": 8_192, "OpenClaw": 32_768}
 tokens and more; a task of the gate has up to ten replies of 512 tokens, with their results."""
 _BOUNDS = {"float32": (1e-3, 1e-3), "rounded": (0.05, 0.2)}
 """Mean difference of log-probs, in nats: up to the first is ok, above the second has failed."""
-_MOVED = 0.5
-"""Nats by which the adapter of the check changes log-probs, at least."""
+_MOVED = 1.0
+"""Nats by which the adapter of the check changes the log-probs of a prompt, at least."""
 _STREAMS, _TOKENS, _SECONDS = 8, 32, 60.0
 """Streams that are sampled at once, tokens of each, and the longest time."""
 _SLOW = 5.0
@@ -150,7 +151,9 @@ def _histories(renderer: Renderer, problems: Sequence[str]) -> ModelFinding:
         "problems": list(problems),
     }
     if not grave and not mild:
-        return ModelFinding("template", "ok", "keeps the history as it goes on", figures=figures)
+        return ModelFinding(
+            "template", "ok", "each rendering begins with that of the shorter conversation", figures=figures
+        )
     status: Status = "failed" if grave else "warning"
     return ModelFinding("template", status, "; ".join([*grave, *mild]), "; ".join(advice), figures)
 
@@ -172,7 +175,7 @@ def _tools(renderer: Renderer, problems: Sequence[str]) -> ModelFinding:
         "tool calls",
         "warning",
         f"{why}: clients' tool calls do not work; tasks use the protocol text",
-        "name a model with tool calls for clients with tools, such as OpenClaw; for chats, nothing",
+        "for chats, nothing; for clients with tools, such as OpenClaw, name a model whose template has tools",
         figures,
     )
 
@@ -203,7 +206,7 @@ def _window(folder: Path, about: TrainConfig) -> ModelFinding:
     if not small:
         return ModelFinding("window", "ok", detail, figures=figures)
     status: Status = "failed" if window < min(CLIENTS.values()) else "warning"
-    return ModelFinding("window", status, detail, "for these, name a model with a larger window", figures)
+    return ModelFinding("window", status, detail, "to use these, name a model with a larger window", figures)
 
 
 def _memory(folder: Path, config: ServiceConfig) -> ModelFinding:
@@ -239,6 +242,7 @@ def _memory(folder: Path, config: ServiceConfig) -> ModelFinding:
     total = sum(parts.values())
     train = max(usual.peaks.values()) + _PROCESS_BYTES
     most = total + max(longest.peaks.values()) - max(usual.peaks.values())
+    cache = usual.items["keys and values of rollouts"]
     copies = 2 * shape.weights * size + _PROCESS_BYTES
     figures = {
         "device": str(device),
@@ -247,17 +251,21 @@ def _memory(folder: Path, config: ServiceConfig) -> ModelFinding:
         "serve_bytes": total,
         "serve_longest_bytes": most,
         "train_bytes": train,
+        "cache_bytes": cache,
         "copies_fit": copies <= free,
     }
     shares = ", ".join(f"{name} {_gib(part)}" for name, part in parts.items() if part)
     detail = f"clawgym serve {_gib(total)} ({shares}), clawgym train {_gib(train)}; available {_gib(free)} ({device})"
     advice = (
-        "name a smaller model, or lower the need: --set training.model.dtype=bfloat16, "
-        "--set training.compute.checkpointing=true, --set training.compute.micro_tokens=2048, "
-        f"--set training.model.context_window=N (now {window})"
+        "name a smaller model, or lower the need by --set training.model.dtype=bfloat16, "
+        "training.compute.checkpointing=true, training.compute.micro_tokens=2048 or "
+        f"training.model.context_window=N (now {window})"
     )
-    if max(total, train) > free:
+    if max(total, train) - cache > free:
         return ModelFinding("memory", "failed", detail, advice, figures)
+    if max(total, train) > free:
+        detail += f"; too little once the cache of keys and values is full ({_gib(cache)} of it)"
+        return ModelFinding("memory", "warning", detail, advice, figures)
     if most > free:
         detail += f"; {_gib(most)} to train on a conversation of {window:,} tokens"
         return ModelFinding("memory", "warning", detail, advice, figures)
@@ -273,6 +281,7 @@ def _gib(size: float) -> str:
 
 async def _computed(folder: Path, about: TrainConfig, renderer: Renderer | None) -> list[ModelFinding]:
     """The checks that run the model: engine, LoRA, log-probs and speed."""
+    prompt = _prompt(renderer)
     found: list[ModelFinding] = []
     policy = engine = None
     with tempfile.TemporaryDirectory() as scratch:
@@ -280,13 +289,13 @@ async def _computed(folder: Path, about: TrainConfig, renderer: Renderer | None)
         version.mkdir()
         try:
             engine, finding = await asyncio.to_thread(_engine, folder, about)
-            policy, lora = await asyncio.to_thread(_lora, folder, about, version)
+            policy, lora = await asyncio.to_thread(_lora, folder, about, version, prompt)
             found += [finding, lora]
             if engine is None or policy is None:
                 why = "the engine does not load the model" if engine is None else "the model takes no LoRA adapter"
                 return [*found, *_left_out(("log-probs", "speed"), why)]
             try:
-                return found + await _sampled(engine, policy, about, version, _prompt(renderer))
+                return found + await _sampled(engine, policy, about, version, prompt)
             except ClawGymError as error:
                 return [*found, _failed("log-probs", error), *_left_out(["speed"], "nothing could be sampled")]
         finally:
@@ -316,7 +325,7 @@ def _engine(folder: Path, about: TrainConfig) -> tuple[TransformersEngine | None
     return engine, ModelFinding("engine", "ok", detail, figures={"seconds": round(seconds, 2), **identity})
 
 
-def _lora(folder: Path, about: TrainConfig, version: Path) -> tuple[Policy | None, ModelFinding]:
+def _lora(folder: Path, about: TrainConfig, version: Path, prompt: Sequence[int]) -> tuple[Policy | None, ModelFinding]:
     """Load the policy, and write a version with random weights to the folder ``version``."""
     from clawgym.engines.lora import write_adapter
     from clawgym.trainers.common.policy import load_policy
@@ -324,11 +333,11 @@ def _lora(folder: Path, about: TrainConfig, version: Path) -> tuple[Policy | Non
     assert about.model.lora is not None, "the configuration was checked"
     try:
         policy = load_policy(about.model, folder, about.compute)
+        _randomize(policy, about, prompt)
     except MissingDependency:
         raise
     except ClawGymError as error:
         return None, _failed("LoRA", error)
-    _randomize(policy, about)
     weights = policy.trained()
     write_adapter(version, weights, policy.adapter_config())
     layers = Counter(
@@ -356,15 +365,13 @@ def _lora(folder: Path, about: TrainConfig, version: Path) -> tuple[Policy | Non
     return policy, ModelFinding("LoRA", "ok", detail, figures=figures)
 
 
-def _randomize(policy: Policy, about: TrainConfig) -> None:
-    """Give the adapter random weights that change log-probs by :data:`_MOVED` nats or more."""
+def _randomize(policy: Policy, about: TrainConfig, prompt: Sequence[int]) -> None:
+    """Give the adapter random weights that change the log-probs of ``prompt`` by :data:`_MOVED` nats or more."""
     import torch
 
     from clawgym.trainers.batching import MaskedSequence
 
-    vocab = policy.module.get_input_embeddings().num_embeddings
-    ids = tuple(17 * n % vocab for n in range(1, 65))
-    row = [MaskedSequence(ids, (0,) + (1,) * (len(ids) - 1))]
+    row = [MaskedSequence(tuple(prompt), (0,) + (1,) * (len(prompt) - 1))]
     parts = [p for name, p in policy.module.named_parameters() if ".lora_B." in name]
     generator = torch.Generator().manual_seed(0)
     first = _trained_logprobs(policy, row, about)
@@ -379,16 +386,23 @@ def _randomize(policy: Policy, about: TrainConfig) -> None:
 
 
 def _trained_logprobs(policy: Policy, rows: Sequence[Any], about: TrainConfig) -> Any:
-    """(S,) log-probs of the trained ids of all ``rows``, by the forward pass of training."""
+    """(S,) log-probs of the trained ids of all ``rows``, by the forward pass of training. Raises
+    :class:`~clawgym.errors.TrainingError` if that fails."""
     import torch
 
     from clawgym.trainers.batching import micro_batches, pack
     from clawgym.trainers.common.policy import token_logprobs
 
+    batches = micro_batches(pack(rows, row_tokens=about.compute.row_tokens), tokens=about.compute.micro_tokens)
     logp = torch.empty(sum(sum(row.mask) for row in rows))
-    with torch.no_grad():
-        for batch in micro_batches(pack(rows, row_tokens=about.compute.row_tokens), tokens=about.compute.micro_tokens):
-            logp[batch.places] = token_logprobs(policy.module, policy.ready(batch))[0].cpu()
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                logp[batch.places] = token_logprobs(policy.module, policy.ready(batch))[0].cpu()
+    except Exception as error:  # the code of the model may raise anything
+        raise TrainingError(
+            f"the forward pass of training fails ({type(error).__name__}: {error}): name another model"
+        ) from error
     return logp
 
 
@@ -436,14 +450,9 @@ async def _sample(
             found[number][1].extend(part.logprobs)
 
     began = time.monotonic()
-    try:
-        async with asyncio.timeout(_SECONDS), asyncio.TaskGroup() as group:
-            for number in range(streams):
-                group.create_task(run(number))
-    except TimeoutError:
-        pass
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_SECONDS):
+            await asyncio.gather(*map(run, range(streams)))
     return found, sum(len(ids) for ids, _ in found) / (time.monotonic() - began)
 
 

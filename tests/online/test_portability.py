@@ -86,7 +86,7 @@ async def test_a_fitting_model_passes_all_checks(model: Path) -> None:
     logprobs = found["log-probs"].figures
     assert logprobs["tokens"] == 9 * 32
     assert logprobs["mean_nats"] < 1e-4
-    assert logprobs["adapter_nats"] > 0.1
+    assert logprobs["adapter_nats"] > 2 * 0.2  # twice the bound of bfloat16
     assert found["speed"].figures["one_stream"] > 0
 
 
@@ -166,7 +166,9 @@ async def test_a_window_too_small_for_openclaw_is_found(small: Path) -> None:
     assert (await findings(small, "training.model.context_window=1024"))["window"].status == "failed"
 
 
-@pytest.mark.parametrize(("free_mb", "status"), [(4_000, "failed"), (8_000, "warning"), (64_000, "ok")])
+@pytest.mark.parametrize(
+    ("free_mb", "status"), [(1_500, "failed"), (2_100, "warning"), (2_700, "warning"), (64_000, "ok")]
+)
 async def test_memory_is_compared_with_what_is_free(
     model: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, status: str
 ) -> None:
@@ -175,6 +177,8 @@ async def test_memory_is_compared_with_what_is_free(
     found = await findings(model, "training.compute.device=cpu")
     assert found["memory"].status == status, found["memory"]
     assert found["engine"].status == "ok"
+    assert ("cache" in found["memory"].detail) == (free_mb == 2_100)
+    assert ("a conversation of 32,768 tokens" in found["memory"].detail) == (free_mb == 2_700)
     parts = found["memory"].figures["parts_bytes"]
     assert found["memory"].figures["serve_bytes"] == sum(parts.values())
 
@@ -206,12 +210,19 @@ async def test_a_model_that_cannot_be_loaded_fails_with_its_error(model: Path, c
     assert found["engine"].advice.startswith("check the folder")
 
 
-async def test_a_model_that_is_not_sampled_exactly_fails(changed: Callable[..., Path]) -> None:
-    folder = changed("config.json", layer_types=["full_attention", "sliding_attention"], sliding_window=64)
+@pytest.mark.parametrize("trains", [True, False])
+async def test_a_model_that_is_not_sampled_exactly_fails(changed: Callable[..., Path], trains: bool) -> None:
+    folder = changed(
+        "config.json",
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=64,
+        use_sliding_window=trains,  # without, the model has layers that need a window, and none
+    )
     found = await findings(folder)
     assert found["engine"].status == found["log-probs"].status == "failed"
     assert "sliding_attention" in found["engine"].detail
-    assert found["LoRA"].status == "ok"
+    assert found["LoRA"].status == ("ok" if trains else "failed")
+    assert ("forward pass of training fails" in found["LoRA"].detail) == (not trains)
 
 
 async def test_missing_lora_targets_are_named(model: Path) -> None:
@@ -266,12 +277,12 @@ async def test_an_unknown_model_and_a_missing_package_are_errors(
 def test_the_command_prints_findings_and_their_exit_status(model: Path, changed: Callable[..., Path]) -> None:
     done = CliRunner().invoke(app, ["doctor", "--model", str(model)])
     assert done.exit_code == 0, done.output
-    lines = done.output.splitlines()
+    lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["ok"] * len(NAMES)
     folder = changed("tokenizer_config.json", chat_template="{{ messages|length }}\n" + CHAT_TEMPLATE)
     done = CliRunner().invoke(app, ["doctor", "--json", "--model", str(folder)])
     assert done.exit_code == 1
-    rows = {row["what"]: row for row in json.loads(done.output)}
+    rows = {row["what"]: row for row in json.loads(done.stdout)}
     assert rows["template"]["status"] == "failed"
     assert rows["template"]["figures"]["rewrites"][0]["part"] == "user message 1"
     done = CliRunner().invoke(app, ["doctor", "--set", "gate.on=false"])
