@@ -64,7 +64,7 @@ class HistoryRewrite:
     part: str
     """The rewritten part, such as ``user message 1``."""
     before: str
-    """An excerpt of the shorter conversation, from the first difference on."""
+    """An excerpt of the shorter conversation, from the first difference on; empty if only later messages differ."""
     after: str
     """The same place in the longer one."""
     reasoning: bool
@@ -131,8 +131,8 @@ def _rewrites(
             only_thoughts = _THOUGHT.sub("", long).startswith(_THOUGHT.sub("", short))
             yield HistoryRewrite(name, _part(before, short, at), _cut(short, at), _cut(long, at), only_thoughts)
         elif whole[len(whole) - len(tail) :] != tail:
-            at = max(0, len(long) - _EXCERPT)
-            yield HistoryRewrite(name, "what follows a reply", "", _cut(long, at), False)
+            at = long.find(str(added[0]["content"])) if added else 0
+            yield HistoryRewrite(name, "what follows a reply", "", _cut(long, max(0, at - _EXCERPT // 2)), False)
         else:
             thought = messages[n].get("reasoning_content", "")
             if thought not in long and thought in _alone(renderer, longer[: n + 1], tools):

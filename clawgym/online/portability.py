@@ -135,6 +135,8 @@ def _histories(renderer: Renderer, problems: Sequence[str]) -> ModelFinding:
         grave.append(
             f"rewrites {one.part} when the conversation goes on ({one.conversation}): {one.before!r} becomes "
             f"{one.after!r}"
+            if one.before
+            else f"renders {one.part} by its place in the conversation ({one.conversation}): {one.after!r}"
         )
         advice = [_OTHER_TEMPLATE]
     if any(r.reasoning for r in rewrites):
@@ -431,7 +433,7 @@ async def _sampled(
     figures = {"one_stream": round(one_rate, 2), f"{_STREAMS}_streams": round(many_rate, 2)}
     if one_rate >= _SLOW:
         return [agreement, ModelFinding("speed", "ok", rates, figures=figures)]
-    advice = "use a GPU, a smaller model, or on a CPU --set training.compute.kernels=bfloat16"
+    advice = "use a GPU, or a smaller model"
     return [agreement, ModelFinding("speed", "warning", f"{rates}: replies take minutes", advice, figures)]
 
 

@@ -125,6 +125,14 @@ def test_dropped_reasoning_is_told_from_other_rewrites(model: Path) -> None:
     assert all(r.reasoning for r in found)
 
 
+async def test_messages_rendered_by_their_place_are_found(changed: Callable[..., Path]) -> None:
+    numbered = CHAT_TEMPLATE.replace(ASKED, "loop.index ~ '. ' ~ " + ASKED)
+    finding = (await findings(changed("tokenizer_config.json", chat_template=numbered)))["template"]
+    assert finding.status == "failed"
+    assert "renders what follows a reply by its place in the conversation (plain)" in finding.detail
+    assert "5. And the one of April" in finding.detail
+
+
 async def test_a_model_whose_template_rewrites_history_fails(changed: Callable[..., Path]) -> None:
     folder = changed("tokenizer_config.json", chat_template="{{ messages|length }}\n" + CHAT_TEMPLATE)
     finding = (await findings(folder))["template"]
@@ -147,6 +155,23 @@ async def test_a_template_without_tools_is_found(changed: Callable[..., Path]) -
     assert finding.status == "warning"
     assert "shows no tools" in finding.detail
     assert not finding.figures["shows_tools"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('<tool_call>\\n{"name": \' ~', '<calling>\\n{"name": \' ~', "read by no known parser"),
+        ("text_of(message.content) ~ '\\n</tool_response>'", "'\\n</tool_response>'", "renders no tool results"),
+    ],
+)
+async def test_calls_and_results_that_get_lost_are_found(
+    changed: Callable[..., Path], old: str, new: str, why: str
+) -> None:
+    assert old in CHAT_TEMPLATE
+    template = CHAT_TEMPLATE.replace(old, new)
+    finding = (await findings(changed("tokenizer_config.json", chat_template=template)))["tool calls"]
+    assert finding.status == "warning"
+    assert why in finding.detail
 
 
 async def test_a_template_that_cannot_be_used_fails(changed: Callable[..., Path]) -> None:
