@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -50,7 +50,9 @@ CONVERSATION: tuple[Message, ...] = (
 )
 """A conversation of several turns, with reasoning."""
 _WITH_CALLS = (CONVERSATION[0], _CALL, _RESULT, *CONVERSATION[1:])
-_THOUGHT = re.compile(r"<think>(?:.*?</think>\s*|\s*$)", re.DOTALL)
+_THOUGHT = re.compile(r"<think>(?:.*?</think>|\s*$)|</think>|\s+", re.DOTALL)
+"""Reasoning, and white space, which changes with it."""
+_OPENING = "the opening of the reply"
 _EXCERPT = 40
 """Most characters of an excerpt."""
 
@@ -68,7 +70,7 @@ class HistoryRewrite:
     after: str
     """The same place in the longer one."""
     reasoning: bool
-    """Whether only reasoning of earlier replies is rewritten or dropped."""
+    """Whether only the reasoning of earlier replies, or the opening of a reply, is rewritten or dropped."""
 
 
 def history_rewrites(renderer: Renderer) -> list[HistoryRewrite]:
@@ -88,7 +90,7 @@ def history_rewrites(renderer: Renderer) -> list[HistoryRewrite]:
             continue
         bare = [{k: v for k, v in message.items() if k != "reasoning_content"} for message in messages]
         without = next(_rewrites(renderer, name, bare, tools), None)
-        found.append(first if without is None or without.reasoning else without)
+        found.append(replace(first, reasoning=True) if without is None or without.reasoning else without)
     return found
 
 
@@ -128,8 +130,10 @@ def _rewrites(
             continue
         if whole[: len(start)] != start:
             at = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
-            only_thoughts = _THOUGHT.sub("", long).startswith(_THOUGHT.sub("", short))
-            yield HistoryRewrite(name, _part(before, short, at), _cut(short, at), _cut(long, at), only_thoughts)
+            opens = at >= len(_alone(renderer, before, tools) or short)
+            mild = opens or _THOUGHT.sub("", long).startswith(_THOUGHT.sub("", short))
+            part = _OPENING if opens else _part(before, short, at)
+            yield HistoryRewrite(name, part, _cut(short, at), _cut(long, at), mild)
         elif whole[len(whole) - len(tail) :] != tail:
             at = long.find(str(added[0]["content"])) if added else 0
             yield HistoryRewrite(name, "what follows a reply", "", _cut(long, max(0, at - _EXCERPT // 2)), False)
@@ -140,7 +144,7 @@ def _rewrites(
 
 
 def _alone(renderer: Renderer, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
-    """The text of a conversation that ends with a reply."""
+    """The text of a conversation without the opening of a reply; empty if the template refuses it."""
     try:
         return renderer.template([for_template(m) for m in messages], tools, generation=False)
     except Refusal:
@@ -156,7 +160,7 @@ def _part(messages: Sequence[Message], text: str, at: int) -> str:
         end = place + len(content) if place >= 0 else end
         if at < end:
             return _title(messages, n)
-    return "the opening of the reply"
+    return f"the end of {_title(messages, len(messages) - 1)}"
 
 
 def _title(messages: Sequence[Message], n: int) -> str:

@@ -140,7 +140,7 @@ def _histories(renderer: Renderer, problems: Sequence[str]) -> ModelFinding:
         )
         advice = [_OTHER_TEMPLATE]
     if any(r.reasoning for r in rewrites):
-        mild.append("drops the reasoning of earlier replies; a service keeps it, as it was sampled")
+        mild.append("drops the reasoning or the opening of earlier replies; a service keeps both, as they were sampled")
         advice.append("expect longer prompts than the model's own template makes, or use a model that does not reason")
     if inserts_date(renderer.template):
         mild.append("inserts the current date: a conversation keeps that of its first request")

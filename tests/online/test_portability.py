@@ -125,6 +125,19 @@ def test_dropped_reasoning_is_told_from_other_rewrites(model: Path) -> None:
     assert all(r.reasoning for r in found)
 
 
+def test_an_opening_that_is_dropped_later_is_told_from_other_rewrites(model: Path) -> None:
+    opening = "{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+    assert CHAT_TEMPLATE.rstrip().endswith(opening)
+    found = history_rewrites(
+        renderer(model, CHAT_TEMPLATE.rstrip().removesuffix(opening) + opening.replace("' }}", "Thoughts: ' }}"))
+    )
+    assert {(r.part, r.reasoning) for r in found} == {("the opening of the reply", True)}
+    ended = "{%- if add_generation_prompt -%}"
+    found = history_rewrites(renderer(model, CHAT_TEMPLATE.replace(ended, "<|im_end|>" + ended)))
+    assert {r.reasoning for r in found} == {False}
+    assert {r.part for r in found} == {"the end of user message 1"}
+
+
 async def test_messages_rendered_by_their_place_are_found(changed: Callable[..., Path]) -> None:
     numbered = CHAT_TEMPLATE.replace(ASKED, "loop.index ~ '. ' ~ " + ASKED)
     finding = (await findings(changed("tokenizer_config.json", chat_template=numbered)))["template"]
@@ -146,7 +159,7 @@ async def test_dropped_reasoning_and_a_date_are_warnings(changed: Callable[..., 
     template = template.replace("{%- set opening = '' -%}", "{%- set opening = strftime_now('%d %B %Y') -%}")
     finding = (await findings(changed("tokenizer_config.json", chat_template=template)))["template"]
     assert finding.status == "warning"
-    assert "drops the reasoning" in finding.detail
+    assert "drops the reasoning or the opening" in finding.detail
     assert "date" in finding.detail
 
 
