@@ -212,7 +212,7 @@ async def test_memory_is_compared_with_what_is_free(
 ) -> None:
     machine = Machine(2, lambda: float(free_mb), lambda: 0.0)
     monkeypatch.setattr(Machine, "this", classmethod(lambda cls: machine))
-    found = await findings(model, "training.compute.device=cpu")
+    found = await findings(model, "training.compute.device=cpu", "training.compute.micro_tokens=8192")
     assert found["memory"].status == status, found["memory"]
     assert found["engine"].status == "ok"
     assert ("cache" in found["memory"].detail) == (free_mb == 2_100)
