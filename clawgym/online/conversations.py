@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clawgym.gateway.calls import ChatCall
+from clawgym.gateway.calls import ChatCall, Refusal
 from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.roles import role_of
 from clawgym.gateway.server import Gateway
@@ -185,7 +185,14 @@ class Conversations:
     async def _open(self, source: str, about: _Source, key: str | None) -> Session:
         while len(about.conversations) >= self._most:
             quiet = [one for one in about.conversations.values() if not await self._busy(one)]
-            await self._end(about, quiet[0] if quiet else next(iter(about.conversations.values())))
+            if not quiet:
+                raise Refusal(
+                    429,
+                    f"{self._most} conversations of this key wait for replies: try again when one has been answered",
+                    code="rate_limit_exceeded",
+                    retry_after=1.0,
+                )
+            await self._end(about, quiet[0])
         held_out = self._chance.random() < self._held_out
         meta = {"setting": "chat", **({} if key is None else {"client_session": key})}
         request = SessionRequest(channel=channel_of(source, held_out=held_out), agent=source, meta=meta)

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
+from clawgym.gateway.calls import Refusal
 from clawgym.gateway.dialects.chat import ChatDialect
 from clawgym.gateway.server import Gateway
 from clawgym.gateway.sessions import Session
@@ -88,6 +90,19 @@ async def test_the_oldest_conversation_ends_when_there_are_too_many(gateway: Gat
     service = Service(gateway, idle=10, held_out=0, most=2)
     sessions = [await service.ask(("user", f"Chat {n}")) for n in range(3)]
     assert [one.closed for one in sessions] == [True, False, False]
+
+
+async def test_conversations_that_wait_for_replies_are_not_ended(gateway: Gateway) -> None:
+    service = Service(gateway, idle=10, held_out=0, most=1)
+    session = await service.ask(("user", "Chat"))
+    service.now = 100
+    with session.handled():
+        assert await service.conversations.end_idle() == 0
+        with pytest.raises(Refusal, match="1 conversations of this key wait"):
+            await service.ask(("user", "Another chat"))
+    assert not session.closed
+    await service.ask(("user", "Another chat"))
+    assert session.closed
 
 
 async def test_held_out_conversations_have_a_channel_of_their_own(gateway: Gateway) -> None:
