@@ -6,47 +6,58 @@ Invariants: nothing that a loop asks is trained on, and it is deleted from the p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
 
 from clawgym.engines.openai import OpenAIEngine, RateLimits
-from clawgym.errors import ServiceError
+from clawgym.engines.protocol import Completion
+from clawgym.errors import EngineError, ServiceError
 from clawgym.online.config import ServiceFolder
 from clawgym.online.serving import pinned
 from clawgym.pool import Pool
+from clawgym.records.judge import Message
 
-__all__ = ["INTERNAL", "VersionSession", "open_version"]
+__all__ = ["INTERNAL", "open_version", "reply_of"]
 
 INTERNAL = "internal"
 """The channel of sessions of loops."""
 
 
-class VersionSession:
-    """A session that one version answers."""
-
-    def __init__(self, id: str, secret: str, base_url: str, version: int) -> None:
-        self.id, self.secret, self.base_url, self.version = id, secret, base_url, version
-
-    def engine(self, *, concurrency: int = 4) -> OpenAIEngine:
-        """An engine of this session. The caller closes it."""
-        limits = RateLimits(concurrent=concurrency)
-        return OpenAIEngine(f"version-{self.version}", base_url=self.base_url, api_key=self.secret, limits=limits)
-
-
 @contextlib.asynccontextmanager
-async def open_version(folder: ServiceFolder, pool: Pool, version: int) -> AsyncIterator[VersionSession]:
-    """Open a session that is answered by ``version``. Its turns are deleted from ``pool`` at the end.
+async def open_version(
+    folder: ServiceFolder, pool: Pool, version: int, *, concurrency: int = 16
+) -> AsyncIterator[OpenAIEngine]:
+    """An engine that is answered by ``version``. What was asked is deleted from ``pool`` at the end.
 
     Raises :class:`~clawgym.errors.ServiceError` if the service does not run."""
     opened = await _ask(folder, "/sessions", {"channel": INTERNAL, "adapter": pinned(version)})
+    engine = OpenAIEngine(
+        f"version-{version}",
+        base_url=opened["base_url"],
+        api_key=opened["secret"],
+        limits=RateLimits(concurrent=concurrency),
+    )
     try:
-        yield VersionSession(opened["id"], opened["secret"], opened["base_url"], version)
+        yield engine
     finally:
+        await engine.aclose()
         with contextlib.suppress(ServiceError):
             await _ask(folder, f"/sessions/{opened['id']}/close", {})
         pool.erase(opened["id"])
+
+
+async def reply_of(engine: OpenAIEngine, messages: Sequence[Message], **about: Any) -> Completion | None:
+    """The reply of a version; None if it refuses the request, such as one that is too long for its window.
+
+    Raises :class:`~clawgym.errors.EngineError` for what another try may not have."""
+    try:
+        return await engine.complete(list(messages), **about)
+    except EngineError as error:
+        if error.status is None or error.status >= 500 or error.status in (408, 429):
+            raise
+        return None
 
 
 async def _ask(folder: ServiceFolder, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ HEADERS = ("x-session-id", "x-openclaw-session-key")
 """Headers with the client's id of its session."""
 CHANNEL, HELD_OUT = "live:", "held-out:"
 """The channel of a conversation of SOURCE is ``live:SOURCE`` or ``held-out:SOURCE``."""
-LONGEST_ID = 256
+_LONGEST_ID = 256
 _MOST_RECENT = 4096
 """Replies whose conversation is remembered, for feedback."""
 
@@ -218,13 +218,13 @@ class Conversations:
 
     async def _unjudged(self, source: str) -> list[PooledEpisode]:
         return await self._gateway.in_pool(
-            lambda pool: [e for held in (False, True) for e in _open_episodes(pool, channel_of(source, held_out=held))]
+            lambda pool: [e for e in pool.episodes(state="open") if source_of(e.channel) == source]
         )
 
 
 def _client_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
     given = [*(headers.get(name) for name in HEADERS), body.get("prompt_cache_key")]
-    return next((one[:LONGEST_ID] for one in given if isinstance(one, str) and one), None)
+    return next((one[:_LONGEST_ID] for one in given if isinstance(one, str) and one), None)
 
 
 def _related(session: Session, match: Match, call: ChatCall, tools: str, begins: bool) -> bool:
@@ -240,7 +240,3 @@ def _related(session: Session, match: Match, call: ChatCall, tools: str, begins:
 
 def _left_open(pool: Pool) -> list[PooledEpisode]:
     return [episode for episode in pool.episodes(state="open") if episode.secret_sha256]
-
-
-def _open_episodes(pool: Pool, channel: str) -> Iterator[PooledEpisode]:
-    return pool.episodes(channel=channel, state="open")

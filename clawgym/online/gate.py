@@ -8,6 +8,7 @@ rollback by hand ends the open comparison. A killed gate resumes.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import time
@@ -24,7 +25,7 @@ from clawgym.errors import EngineError, ServiceError
 from clawgym.evaluation import EvalConfig, evaluate
 from clawgym.gateway.render import Renderer
 from clawgym.online.canaries import Canary, canaries
-from clawgym.online.client import open_version
+from clawgym.online.client import open_version, reply_of
 from clawgym.online.config import ServiceConfig, ServiceFolder
 from clawgym.online.conversations import HELD_OUT, source_of
 from clawgym.online.door import FEEDBACK
@@ -111,6 +112,10 @@ class GateKeeper:
         self._lifetime = self._load()
         self._scorers: dict[str, ReplayScorer] = {}
         self._tasks: TaskSet | None = None
+        count = self._about.canaries
+        self._canaries = [*canaries("safety", count), *canaries("style", count)]
+        self._items: dict[str, tuple[str, ...]] = {}
+        """Held-out conversation -> the ids of its turns. A judged conversation does not change."""
 
     # --- what it decides ----------------------------------------------------------------------------------------------
 
@@ -190,10 +195,9 @@ class GateKeeper:
         new, serving, first = (self._versions[int(n)] for n in (candidate.version, candidate.serving, candidate.first))
         if await self._measure_turns(self._new_turns(candidate.after, (new, serving)), (new, serving)):
             return True
-        for todo in (canaries("safety", self._about.canaries), canaries("style", self._about.canaries)):
-            for start in range(0, len(todo), _CANARIES):
-                if await self._measure_canaries(todo[start : start + _CANARIES], (new, first)):
-                    return True
+        for start in range(0, len(self._canaries), _CANARIES):
+            if await self._measure_canaries(self._canaries[start : start + _CANARIES], (new, first)):
+                return True
         for start in range(0, self._about.task_count, _TASKS):
             if await self._measure_tasks(start, (new, first)):
                 return True
@@ -207,15 +211,19 @@ class GateKeeper:
 
     def _new_turns(self, after: float, versions: Sequence[Version]) -> list[HeldOutTurn]:
         """The turns of the next conversations that are not measured yet."""
+
+        def lacking(items: Iterable[str]) -> bool:
+            wanted = itertools.product(items, versions, self._about.scorers)
+            return any(self._lacks("turns", item, version, scorer) for item, version, scorer in wanted)
+
         found: list[HeldOutTurn] = []
         for episode in self._held_out(after):
+            known = self._items.get(episode.id)
+            if known is not None and not lacking(known):
+                continue
             turns = held_out_turns(self._pool, episode, self._about.turns)
-            if any(
-                self._lacks("turns", turn.id, v, name)
-                for turn in turns
-                for v in versions
-                for name in self._about.scorers
-            ):
+            self._items[episode.id] = tuple(turn.id for turn in turns)
+            if lacking(self._items[episode.id]):
                 found += turns
             if len(found) >= _TURNS:
                 break
@@ -224,8 +232,8 @@ class GateKeeper:
     async def _measure_turns(self, turns: Sequence[HeldOutTurn], versions: Sequence[Version]) -> bool:
         rows = []
         for version in versions if turns else ():
-            async with open_version(self._folder, self._pool, version.number) as session:
-                replies = await asyncio.gather(*(replay(turn, version, session) for turn in turns))
+            async with open_version(self._folder, self._pool, version.number) as engine:
+                replies = await asyncio.gather(*(replay(turn, version, engine) for turn in turns))
             for replayed in replies:
                 turn = replayed.turn
                 for name in self._about.scorers:
@@ -237,10 +245,7 @@ class GateKeeper:
     async def _measure_canaries(self, todo: Sequence[Canary], versions: Sequence[Version]) -> bool:
         missing = [v for v in versions if any(self._lacks(one.criterion, one.id, v) for one in todo)]
         for version in missing:
-            async with AsyncExitStack() as stack:
-                session = await stack.enter_async_context(open_version(self._folder, self._pool, version.number))
-                engine = session.engine(concurrency=_CANARIES)
-                stack.push_async_callback(engine.aclose)
+            async with open_version(self._folder, self._pool, version.number) as engine:
                 values = await asyncio.gather(*(_passed(one, engine, number) for number, one in enumerate(todo)))
             number = version.number
             self._write(
@@ -255,11 +260,10 @@ class GateKeeper:
         for version in missing:
             out = self._folder.gate / f"tasks-{version.number}-{start}"
             async with AsyncExitStack() as stack:
-                session = await stack.enter_async_context(open_version(self._folder, self._pool, version.number))
+                engine = await stack.enter_async_context(open_version(self._folder, self._pool, version.number))
                 backend = make_backend(self._config.training.backend)
                 stack.push_async_callback(backend.aclose)
-                agent = self._agent(session.engine(concurrency=_TASKS))
-                stack.push_async_callback(agent.aclose)
+                agent = self._agent(engine)
                 part = TaskSet(f"{self._about.tasks}-{start}", tuple(tasks))
                 await evaluate(EvalConfig(part, agent, backend, out, concurrency=_TASKS, keep_workspaces=False))
             self._write(self._task_rows(RunFolder.read(out), version))
@@ -331,8 +335,9 @@ class GateKeeper:
         wanted = {row.item for row in mine if row.version == int(candidate.version)}
         mine = [row for row in mine if row.version in both and row.item in wanted]
         items: dict[str, PlannedItem] = {}
-        for row in [r for r in mine if r.version == int(candidate.version)]:
-            items.setdefault(row.item, PlannedItem(row.item, row.group, row.at))
+        for row in mine:
+            if row.version == int(candidate.version):
+                items.setdefault(row.item, PlannedItem(row.item, row.group, row.at))
         scores = [VersionScore(row.item, str(row.version), row.value, row.source) for row in mine]
         return PairedEvidence(tuple(items.values()), scores)
 
@@ -366,14 +371,9 @@ class GateKeeper:
 
 async def _passed(canary: Canary, engine: OpenAIEngine, seed: int) -> float:
     """1 if the reply is as it should be; 0 also for a request that the version refuses."""
-    try:
-        sampling = Sampling(temperature=1.0, max_tokens=_LONGEST, seed=seed)
-        got = await engine.complete(list(canary.messages), sampling=sampling)
-    except EngineError as error:
-        if error.status is None or error.status >= 500 or error.status in (408, 429):
-            raise
-        return 0.0
-    return float(canary.passes(got.text, got.finish_reason == "stop"))
+    sampling = Sampling(temperature=1.0, max_tokens=_LONGEST, seed=seed)
+    got = await reply_of(engine, canary.messages, sampling=sampling)
+    return float(got is not None and canary.passes(got.text, got.finish_reason == "stop"))
 
 
 def _figures(decision: PromotionDecision) -> dict[str, Any]:

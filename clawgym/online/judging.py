@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from clawgym.engines.protocol import Engine
 from clawgym.errors import ClawGymError
 from clawgym.online.client import open_version
 from clawgym.online.config import ServiceConfig, ServiceFolder
@@ -29,7 +28,7 @@ from clawgym.rewards.model import ModelJudge
 from clawgym.rewards.votes import rewards_of
 from clawgym.trainers.common.judging import PLACES, make_judge
 
-__all__ = ["ConversationJudge", "judge_conversations", "pause"]
+__all__ = ["ConversationJudge", "judge_conversations", "open_judge", "pause"]
 
 _log = logging.getLogger("clawgym.online")
 _POLL_SECONDS = 1.0
@@ -102,7 +101,7 @@ class ConversationJudge:
         """The judge's votes by turn, and whether it failed on any."""
         shown = {sha: self._pool.image(sha) for turn in turns for sha in turn.images}
         async with AsyncExitStack() as stack:
-            judge = await self._judge(stack)
+            judge = await open_judge(self._folder, self._config, self._pool, stack)
             judging = await stack.enter_async_context(JudgePool(judge, concurrency=PLACES))
             found = await judging.judge_episode("", turns, id=id, setting="chat", images=shown)
             failed = sorted(cause for cause in judging.unscored if _PASSING.fullmatch(cause))
@@ -110,24 +109,19 @@ class ConversationJudge:
                 _log.warning("conversation %s: the judge failed (%s): trying again later", id, ", ".join(failed))
             return found, bool(failed)
 
-    async def _judge(self, stack: AsyncExitStack) -> Judge:
-        about = self._config.training
-        if about.reward.judge != "policy":
-            return make_judge(about, None, stack)
-        opened = await stack.enter_async_context(open_version(self._folder, self._pool, 0))
-        engine = opened.engine(concurrency=PLACES)
-        stack.push_async_callback(engine.aclose)
-        return first_version_judge(engine, self._config)
-
     def _limited(self, found: Mapping[int, Judgement], feedback: Mapping[int, int]) -> dict[int, Judgement]:
         """At most ``turns`` judgements: the user's own first, then the latest."""
         order = sorted(found, key=lambda turn: (turn not in feedback, -turn))
         return {turn: found[turn] for turn in sorted(order[: self._config.turns])}
 
 
-def first_version_judge(engine: Engine, config: ServiceConfig) -> ModelJudge:
-    """The first version of the model as the judge. It never changes, so no version can learn to please itself."""
+async def open_judge(folder: ServiceFolder, config: ServiceConfig, pool: Pool, stack: AsyncExitStack) -> Judge:
+    """The judge of a service; ``stack`` closes it. ``policy`` is the first version of the model, which never changes,
+    so that no version can learn to please itself."""
     about = config.training
+    if about.reward.judge != "policy":
+        return make_judge(about, None, stack)
+    engine = await stack.enter_async_context(open_version(folder, pool, 0, concurrency=PLACES))
     return ModelJudge(
         engine,
         votes=about.reward.votes,

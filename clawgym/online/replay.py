@@ -22,9 +22,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from clawgym.engines.openai import OpenAIEngine
 from clawgym.engines.protocol import Completion, Sampling
-from clawgym.errors import ClawGymError
-from clawgym.online.client import VersionSession, open_version
+from clawgym.online.client import reply_of
 from clawgym.online.config import ServiceConfig, ServiceFolder
 from clawgym.online.versions import Version, Versions
 from clawgym.pool import Pool, PooledEpisode
@@ -123,9 +123,9 @@ def held_out_turns(pool: Pool, episode: PooledEpisode, most: int) -> list[HeldOu
     return sorted(chosen, key=lambda turn: turn.index)
 
 
-async def replay(turn: HeldOutTurn, version: Version, session: VersionSession) -> Replayed:
-    """Ask ``version``, which answers ``session``, for its reply. A refused request is a missing reply; other errors are
-    raised."""
+async def replay(turn: HeldOutTurn, version: Version, engine: OpenAIEngine) -> Replayed:
+    """Ask ``version``, which answers ``engine``, for its reply. Raises as
+    :func:`~clawgym.online.client.reply_of` does."""
     asked = turn.turns[turn.index]
     temperature = asked.sampling.get("temperature")
     seed = int.from_bytes(hashlib.sha256(turn.id.encode()).digest()[:4], "big") >> 1
@@ -134,17 +134,8 @@ async def replay(turn: HeldOutTurn, version: Version, session: VersionSession) -
         max_tokens=min(_LONGEST, 2 * len(asked.sampled_ids) + 64),
         seed=seed,
     )
-    engine = session.engine()
-    try:
-        got = await engine.complete(list(turn.record.history), tools=list(turn.tools), sampling=sampling)
-    except ClawGymError as error:
-        status = getattr(error, "status", None)
-        if status is None or status >= 500 or status in (408, 429):
-            raise
-        return Replayed(turn, version, None)
-    finally:
-        await engine.aclose()
-    return Replayed(turn, version, message_of(got))
+    got = await reply_of(engine, turn.record.history, tools=turn.tools, sampling=sampling)
+    return Replayed(turn, version, None if got is None else message_of(got))
 
 
 def message_of(got: Completion) -> Message:
@@ -195,7 +186,7 @@ class Likelihood:
     def _with(self, version: Version) -> Any:
         """The policy with the weights of a version."""
         from clawgym.engines.folders import model_folder
-        from clawgym.trainers.common.checkpoints import load_adapter, without_adapter
+        from clawgym.trainers.common.checkpoints import load_adapter
         from clawgym.trainers.common.policy import load_policy
 
         about = self._context.config.training
@@ -203,10 +194,7 @@ class Likelihood:
             folder = model_folder(about.model.path or "")
             self._policy = load_policy(about.model, folder, about.compute)
         if version.number != self._loaded:
-            if version.number:
-                load_adapter(version.folder, self._policy)
-            else:
-                without_adapter(self._policy)
+            load_adapter(version.adapter, self._policy)
             self._loaded = version.number
         return self._policy
 
@@ -220,21 +208,14 @@ class JudgedReplay:
 
     async def score(self, replayed: Replayed) -> float:
         """See :class:`ReplayScorer`."""
-        from clawgym.online.judging import first_version_judge
+        from clawgym.online.judging import open_judge
         from clawgym.rewards.model import ModelJudge
-        from clawgym.trainers.common.judging import PLACES, make_judge
 
         if replayed.reply is None:
             return 0.0
         context = self._context
         async with AsyncExitStack() as stack:
-            if context.config.training.reward.judge == "policy":
-                opened = await stack.enter_async_context(open_version(context.folder, context.pool, 0))
-                engine = opened.engine(concurrency=PLACES)
-                stack.push_async_callback(engine.aclose)
-                judge: Any = first_version_judge(engine, context.config)
-            else:
-                judge = make_judge(context.config.training, None, stack)
+            judge = await open_judge(context.folder, context.config, context.pool, stack)
             assert isinstance(judge, ModelJudge), "the configuration was checked"
             mean = await judge.judge_instead(replayed.turn.record, replayed.reply)
         return 0.5 if mean is None else (mean + 1) / 2

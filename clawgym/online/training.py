@@ -33,7 +33,7 @@ from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup
 from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.common.batch import images_of, make_batch
-from clawgym.trainers.common.checkpoints import load_adapter, without_adapter
+from clawgym.trainers.common.checkpoints import load_adapter
 from clawgym.trainers.common.teaching import find_teachers
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.training_state import TrainingState
@@ -157,10 +157,7 @@ class VersionTrainer:
     def _load(self, version: Version) -> None:
         """Take the weights of a version, with a new optimizer."""
         policy = self._state.policy
-        if version.number:
-            load_adapter(version.folder, policy)
-        else:
-            without_adapter(policy)
+        load_adapter(version.adapter, policy)
         self._state = replace(self._state, learner=Learner(policy, self._about))
 
     def _ready(self) -> dict[str, int]:

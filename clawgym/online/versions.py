@@ -47,6 +47,11 @@ class Version:
     """The results of the gate, oldest first."""
     about: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def adapter(self) -> Path | None:
+        """The folder of its LoRA adapter; None for the first version, which is the model itself."""
+        return self.folder if self.number else None
+
 
 @dataclass(frozen=True)
 class Event:

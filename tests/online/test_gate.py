@@ -17,11 +17,15 @@ pytest.importorskip("peft")
 
 from clawgym.engines.tiny import make_tiny_model  # noqa: E402
 from clawgym.online.config import ServiceFolder, load_service_config  # noqa: E402
+from clawgym.online.door import FEEDBACK  # noqa: E402
 from clawgym.online.gate import GateKeeper  # noqa: E402
 from clawgym.online.judging import ConversationJudge  # noqa: E402
 from clawgym.online.replay import Replayed, ScorerContext  # noqa: E402
 from clawgym.online.service import Service, open_service  # noqa: E402
-from clawgym.pool import Pool  # noqa: E402
+from clawgym.online.versions import Versions  # noqa: E402
+from clawgym.pool import EpisodeEnd, Pool  # noqa: E402
+from clawgym.records import Turn  # noqa: E402
+from clawgym.records.judge import Judgement  # noqa: E402
 from clawgym.registry import scorers  # noqa: E402
 
 from .test_serving import tuned  # noqa: E402
@@ -137,3 +141,40 @@ async def test_what_was_done_by_hand_ends_the_comparison(setup: Setup) -> None:
     await setup.talk(1)
     assert await setup.measure() == 1, "a new comparison of the second with version 0"
     assert setup.versions[second].state == "candidate"
+
+
+def test_a_promoted_version_that_is_rated_worse_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sources agree, an hour after an hour; one source alone cannot do it."""
+    now = [1e6]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    (tmp_path / "model").mkdir()
+    folder = ServiceFolder(tmp_path / "service")
+    folder.create(load_service_config(None, str(tmp_path / "model"), SETTINGS))
+    versions = Versions.create(folder.versions, tmp_path / "model")
+    versions.add(lambda part: (part / "weights").write_text("1"), parent=0, sessions=[])
+    with Pool(folder.pool) as pool:
+
+        def hour(version: int, votes: dict[str, int]) -> None:
+            now[0] += 3600
+            for source, vote in votes.items():
+                id = pool.open_episode(channel=f"live:{source}")
+                pool.append([(id, 0, Turn((1,), (2,), (-0.5,), version))])
+                said = Judgement((1 if vote > 0 else -1,), ("",), "user", FEEDBACK).about()
+                pool.set_turn_rewards(id, {0: float(vote)}, about={0: said})
+                pool.close_episode(id, EpisodeEnd(outcome="solved"))
+
+        gate = GateKeeper(folder, pool)
+        for _ in range(60):
+            hour(0, {"anna": 1, "bert": 1, "carl": 1})
+        versions.promote(1, "better")
+        for _ in range(15):
+            hour(1, {"anna": 1, "bert": 1, "carl": -1})
+        gate.look_after()
+        assert versions.serving.number == 1, "one source is not enough"
+        for _ in range(40):
+            hour(1, {"anna": -1, "bert": -1, "carl": -1})
+            gate.look_after()
+        assert versions.serving.number == 0
+        assert "rate it worse" in versions.events[-1].reason
+        gate.look_after()  # nothing more to do
+        assert versions.serving.number == 0

@@ -26,7 +26,7 @@ from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.common.policy import Policy
 from clawgym.trainers.config import Budget
 
-__all__ = ["Checkpoints", "Progress", "load_adapter", "without_adapter"]
+__all__ = ["Checkpoints", "Progress", "load_adapter"]
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
               "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
@@ -246,15 +246,14 @@ def load_weights(folder: Path, policy: Policy) -> None:
             tensor.copy_(weights[name])
 
 
-def load_adapter(folder: Path, policy: Policy) -> None:
-    """Load a LoRA adapter, as :func:`~clawgym.engines.lora.write_adapter` wrote it, into ``policy``."""
+def load_adapter(folder: Path | None, policy: Policy) -> None:
+    """Load a LoRA adapter, as :func:`~clawgym.engines.lora.write_adapter` wrote it, into ``policy``; None: one that
+    changes nothing, as at the start."""
     from peft import set_peft_model_state_dict
 
-    set_peft_model_state_dict(policy.module, _tensors(folder / "adapter_model.safetensors"))
-
-
-def without_adapter(policy: Policy) -> None:
-    """Set the LoRA adapter of ``policy`` to one that changes nothing, as at the start."""
+    if folder is not None:
+        set_peft_model_state_dict(policy.module, _tensors(folder / "adapter_model.safetensors"))
+        return
     with torch.no_grad():
         for name, weight in policy.module.named_parameters():
             if "lora_B" in name:
