@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,7 +85,7 @@ async def _serve(folder: ServiceFolder, host: str, port: int, tls: Any) -> None:
 
 @app.command()
 def status(folder: Dir = _DIR, as_json: JsonFlag = False) -> None:
-    """Show whether the service runs, which version answers, and what waits."""
+    """Show whether the service runs, which version answers, what the gate measures, and what waits."""
     held, versions = _open(folder)
     from clawgym.online.conversations import source_of
     from clawgym.pool import Pool
@@ -102,6 +103,8 @@ def status(folder: Dir = _DIR, as_json: JsonFlag = False) -> None:
         "serving": versions.serving.number,
         "versions": len(versions.all()),
         "conversations": counts,
+        "comparison": held.gate_report("latest"),
+        "watch": held.gate_report("watch"),
     }
     console = Console()
     if as_json:
@@ -110,6 +113,14 @@ def status(folder: Dir = _DIR, as_json: JsonFlag = False) -> None:
     console.say(f"The service {'runs at ' + found['base_url'] if where else 'does not run'}.")
     console.say(f"Version {found['serving']} answers; there are {found['versions']} versions.")
     console.say("Conversations: " + ", ".join(f"{count} {name}" for name, count in counts.items()) + ".")
+    if compared := found["comparison"]:
+        console.say(
+            f"The gate on version {compared['version']}: {compared['verdict']}: {'; '.join(compared['reasons'])}"
+        )
+        for name, one in compared["figures"].items():
+            console.say(f"  {name:<8} {one['n']:>5} measured, {_interval(one)}")
+    if (watched := found["watch"]) and watched["version"] == found["serving"]:
+        console.say(f"Version {watched['version']} since its promotion: {watched['reason']}.")
 
 
 @app.command()
@@ -214,6 +225,12 @@ def _row(version: Version) -> dict[str, Any]:
         "gate": [dict(result) for result in version.gate],
         "metrics": {name: value for name, value in version.about.get("metrics", {}).items() if name in _ABOUT},
     }
+
+
+def _interval(one: Mapping[str, Any]) -> str:
+    if one["mean"] is None:
+        return "nothing to compare yet"
+    return f"{one['mean']:+.3f} ({one['lower']:+.3f} to {one['upper']:+.3f}); needed: above {one['needed']:+.3f}"
 
 
 def _time(at: float) -> str:

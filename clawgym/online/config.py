@@ -203,6 +203,13 @@ class ServiceFolder:
         """Write where the service listens."""
         write_atomic(self.address, json.dumps({"base_url": base_url, "pid": os.getpid()}).encode())
 
+    def gate_report(self, name: str) -> dict[str, Any] | None:
+        """What the gate last wrote: ``latest`` (the comparison) or ``watch`` (the version that answers)."""
+        try:
+            return json.loads((self.gate / f"{name}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+
     def where(self) -> dict[str, Any] | None:
         """What :meth:`announce` wrote; None if no service runs."""
         try:

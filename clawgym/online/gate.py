@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import json
 import logging
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -140,6 +141,8 @@ class GateKeeper:
         before = [signal for version, signal in signals if version == event.before and signal.period < 0]
         after = [signal for version, signal in signals if version == serving and signal.period >= 0]
         verdict = watch(before, after, int((time.time() - event.at) // _PERIOD_SECONDS), alpha=self._about.alpha)
+        about = {"version": serving, "before": event.before, "at": time.time(), **asdict(verdict)}
+        write_atomic(self._folder.gate / "watch.json", json.dumps(about).encode())
         if verdict.verdict == "rollback":
             self._versions.roll_back(f"its users rate it worse: {verdict.reason}", event.before)
             _log.info("version %d was rolled back: %s", serving, verdict.reason)
@@ -187,6 +190,7 @@ class GateKeeper:
         else:
             self._keep(self._lifetime.close(candidate.version))
         _log.info("version %d is %s: %s", number, verdict, "; ".join(reasons))
+        self._versions.prune()
 
     # --- what it measures ---------------------------------------------------------------------------------------------
 
@@ -267,6 +271,7 @@ class GateKeeper:
                 part = TaskSet(f"{self._about.tasks}-{start}", tuple(tasks))
                 await evaluate(EvalConfig(part, agent, backend, out, concurrency=_TASKS, keep_workspaces=False))
             self._write(self._task_rows(RunFolder.read(out), version))
+            shutil.rmtree(out, ignore_errors=True)
         return bool(missing)
 
     def _task_rows(self, run: RunFolder, version: Version) -> list[_Row]:

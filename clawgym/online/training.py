@@ -145,12 +145,10 @@ class VersionTrainer:
 
     def _follow(self) -> None:
         """Start again from the version that answers, unless it is an ancestor and nothing since has failed."""
-        lineage, serving = self._versions.lineage(self.current.number), self._versions.serving
-        alive = all(version.state not in _ENDED for version in lineage)
-        if not alive or serving.number not in {version.number for version in lineage}:
-            _log.info(
-                "version %d is given up: training starts again from version %d", lineage[0].number, serving.number
-            )
+        current, serving = self.current, self._versions.serving
+        lineage = {version.number for version in self._versions.lineage(current.number)}
+        if serving.number not in lineage or any(version.state in _ENDED for version in self._unserved()):
+            _log.info("version %d is given up: training starts again from version %d", current.number, serving.number)
             self._load(serving)
             self._stand(serving)
 

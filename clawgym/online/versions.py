@@ -2,7 +2,8 @@
 
 Invariants: the log is the truth, and a line is synced before its effect is reported. The folder of a version appears
 when it is complete, and never changes. The first version is there for ever. A version that is not promoted never
-answers. Readers need no lock, so another process can show the history while a service runs.
+answers. What can never answer has no weights after :meth:`Versions.prune`. Readers need no lock, so another process can
+show the history while a service runs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ State = Literal["candidate", "promoted", "rejected", "withdrawn", "erased"]
 """``withdrawn``: it was promoted, and rolled back. ``erased``: its weights are deleted, because a conversation that
 they were trained on was forgotten."""
 _LOG, _LOCK, _PART = "log.jsonl", "lock", ".part"
+_KEPT = 8
+"""The newest candidates keep their weights."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,17 @@ class Versions:
             self._of(number, "candidate", "judge")
             self._append({"kind": "judged", "version": number, "rejected": rejected, "result": dict(result)})
         return self[number]
+
+    def prune(self) -> None:
+        """Delete the weights of versions that were rejected or withdrawn, and reject all but the newest candidates."""
+        with self._writing():
+            candidates = [version.number for version in self._known.values() if version.state == "candidate"]
+            for number in candidates[:-_KEPT]:
+                result = {"verdict": "rejected", "reasons": [f"there are {_KEPT} newer candidates"]}
+                self._append({"kind": "judged", "version": number, "rejected": True, "result": result})
+            ended = [v.folder for v in self._known.values() if v.state in ("rejected", "withdrawn")]
+        for folder in ended:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def promote(self, number: int, reason: str) -> Event:
         """Let a candidate answer."""

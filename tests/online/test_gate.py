@@ -11,10 +11,12 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
+from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from clawgym.cli import app  # noqa: E402
 from clawgym.engines.tiny import make_tiny_model  # noqa: E402
 from clawgym.online.config import ServiceFolder, load_service_config  # noqa: E402
 from clawgym.online.door import FEEDBACK  # noqa: E402
@@ -118,6 +120,11 @@ async def test_a_better_candidate_is_promoted_when_the_evidence_suffices(setup: 
     assert [figures[name]["n"] for name in ("tasks", "style", "safety")] == [4, 6, 6]
     with Pool(setup.folder.pool) as pool:
         assert not list(pool.episodes(channel="internal")), "measurements leave nothing"
+    assert {file.name for file in setup.folder.gate.iterdir()} == {"scores.jsonl", "latest.json"}
+    shown = CliRunner().invoke(app, ["serve", "status", "--dir", str(setup.folder.path)])
+    assert "Version 1 answers" in shown.output
+    assert "The gate on version 1: promoted" in shown.output
+    assert "tasks        4 measured, +0.000" in shown.output
 
 
 async def test_a_worse_candidate_is_rejected(setup: Setup) -> None:
@@ -127,6 +134,7 @@ async def test_a_worse_candidate_is_rejected(setup: Setup) -> None:
     await setup.measure()
     assert setup.versions[1].state == "rejected"
     assert "clearly worse" in setup.versions[1].gate[-1]["reasons"][0]
+    assert not setup.versions[1].folder.exists()
     assert setup.versions.serving.number == 0
 
 
@@ -171,6 +179,8 @@ def test_a_promoted_version_that_is_rated_worse_is_rolled_back(tmp_path: Path, m
             hour(1, {"anna": 1, "bert": 1, "carl": -1})
         gate.look_after()
         assert versions.serving.number == 1, "one source is not enough"
+        shown = CliRunner().invoke(app, ["serve", "status", "--dir", str(folder.path)])
+        assert "Version 1 since its promotion: the mean signal dropped, but without one source" in shown.output
         for _ in range(40):
             hour(1, {"anna": -1, "bert": -1, "carl": -1})
             gate.look_after()

@@ -51,6 +51,26 @@ def test_a_candidate_answers_once_promoted_and_not_after_a_rollback(versions: Ve
     assert (again.all(), again.events) == (versions.all(), versions.events)
 
 
+def test_what_can_never_answer_again_keeps_no_weights(versions: Versions) -> None:
+    """It stays in the history. The newest eight candidates keep theirs, and so does what was promoted."""
+    for parent in range(12):
+        versions.add(weights(str(parent)), parent=parent, sessions=[f"s{parent}"])
+    versions.promote(1, "better")
+    versions.promote(2, "better")
+    versions.roll_back("worse")
+    versions.judged(12, {"verdict": "rejected", "reasons": ["worse"]}, rejected=True)
+    versions.prune()
+    states = {version.number: version.state for version in versions.all()}
+    assert states == {0: "promoted", 1: "promoted", 2: "withdrawn", 3: "rejected"} | dict.fromkeys(
+        range(4, 12), "candidate"
+    ) | {12: "rejected"}
+    assert {v.number for v in versions.all() if v.folder.exists()} == {0, 1, *range(4, 12)}
+    assert versions[3].gate[-1]["reasons"] == ["there are 8 newer candidates"]
+    versions.prune()
+    assert versions.promote(4, "by hand").version == 4
+    assert Versions.create(versions.path, versions.first.folder).serving.number == 4
+
+
 def test_rolling_back_again_goes_further_back(versions: Versions) -> None:
     """Never to a version that was withdrawn or erased."""
     for parent in range(3):
