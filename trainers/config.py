@@ -74,7 +74,7 @@ class Model(_Part):
     """Most tokens of a prompt and its reply; by default the model's own limit."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora: Lora | None = None
-    quantize: Literal["8bit", "4bit"] | None = None
+    quantize: Literal["4bit"] | None = None
     """Quantize the weights of the base model with bitsandbytes; needs ``lora``."""
 
     @model_validator(mode="after")

@@ -10,10 +10,10 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +21,10 @@ from clawgym.cli._options import JsonFlag, Settings
 from clawgym.console import Console
 from clawgym.errors import ClawGymError
 
-__all__ = ["Diagnosis", "doctor", "examine"]
+if TYPE_CHECKING:
+    from clawgym.online.config import ServiceConfig
+
+__all__ = ["Diagnosis", "check_model", "doctor", "examine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +213,14 @@ def _verl() -> list[Diagnosis]:
     return [Diagnosis(f"verl: {part.what}", part.ok, part.detail, part.mend, needed=True) for part in parts()]
 
 
-def _model(name: str, settings: Sequence[str], as_json: bool) -> int:
-    """Check a model and print the findings. Returns the exit status."""
-    from clawgym.online.config import load_service_config
-    from clawgym.online.portability import ModelFinding, check_model
+def check_model(config: ServiceConfig, as_json: bool = False, *, weights: bool = True) -> int:
+    """Check the model of a service and print the findings. Returns the exit status."""
+    from clawgym.online import portability
 
-    findings = asyncio.run(check_model(load_service_config(None, name, settings)))
+    findings = asyncio.run(portability.check_model(config, weights=weights))
     out = Console()
     if as_json:
-        rows: list[dict[str, Any]] = [{k: getattr(f, k) for k in ModelFinding.__slots__} for f in findings]
+        rows: list[dict[str, Any]] = [{k: getattr(f, k) for k in portability.ModelFinding.__slots__} for f in findings]
         out.json(rows)
     else:
         width = max(len(f.what) for f in findings)
@@ -246,7 +248,9 @@ def doctor(
     With --model: check a model instead, with the settings of `clawgym serve`. Exit status 1 if a check failed.
     """
     if model is not None:
-        raise typer.Exit(_model(model, settings or (), as_json))
+        from clawgym.online.config import load_service_config
+
+        raise typer.Exit(check_model(load_service_config(None, model, settings or ()), as_json))
     if settings:
         raise typer.BadParameter("it belongs to --model: give that too", param_hint="--set")
     logging.getLogger("clawgym.sandbox").setLevel(logging.ERROR)  # warnings of the backends are part of the report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawgym.cli._options import JsonFlag, Settings, tls_of
+from clawgym.cli._options import DryRun, JsonFlag, Settings, tls_of
 from clawgym.console import Console
 
 if TYPE_CHECKING:
@@ -33,17 +33,20 @@ def serve(
         str | None, typer.Option(help="smollm2-135m, a folder, or a name on the Hub; of the first start.")
     ] = None,
     folder: Dir = _DIR,
-    config: Annotated[str | None, typer.Option("--config", "-c", help="A YAML file with settings.")] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", "-c", help="serve, serve-24gb, or a YAML file with settings.")
+    ] = None,
     settings: Settings = None,
     host: Annotated[str, typer.Option(help="Address for clients. Any but loopback needs TLS.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port for clients; 0: any free port.")] = 0,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Serve a model to clients of OpenAI and Anthropic, and train it on what they say.
 
     Prints the base_url, the key and the name of the model. Everything is kept in one folder. The same command starts
-    the service again.
+    the service again. --dry-run shows whether the model fits, without loading it.
     """
     if context.invoked_subcommand is not None:
         return
@@ -56,6 +59,10 @@ def serve(
     else:
         known = held.config.training.model.path if model is None and (folder / "service.json").exists() else model
         chosen = load_service_config(config, known, settings or ())
+    if dry_run:
+        from clawgym.cli.doctor import check_model
+
+        raise typer.Exit(check_model(chosen, weights=False))
     held.create(chosen)
     run = _serve(held, host, port, tls_of(tls_cert, tls_key))
     with asyncio.Runner(loop_factory=fast_loop()) as runner:

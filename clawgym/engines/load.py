@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -14,9 +14,12 @@ from clawgym.engines._kernels import Kernels, adds_int8_exactly
 from clawgym.engines._lean import Lean
 from clawgym.engines._slots import ATTENTION, Decode, KVShape, Plan, Prefill, Slab, register_attention
 from clawgym.engines.folders import load_weights, model_folder
-from clawgym.errors import EngineError
+from clawgym.errors import EngineError, MissingDependency
 
-__all__ = ["fitting_window", "load_model", "prepare", "read_weights", "sees", "set_weights"]
+__all__ = ["Quantize", "fitting_window", "load_model", "load_module", "prepare", "read_weights", "sees", "set_weights"]
+
+Quantize = Literal["4bit"]
+"""Weights of linear layers as NF4 (QLoRA, Dettmers et al. 2023, arXiv:2305.14314), by bitsandbytes."""
 
 
 def sees(model: str | Path) -> bool:
@@ -27,11 +30,43 @@ def sees(model: str | Path) -> bool:
         return False
 
 
-def load_model(model: str | Path, device: str | None, dtype: torch.dtype | str | None) -> Any:
+def load_model(
+    model: str | Path, device: str | None, dtype: torch.dtype | str | None, *, quantize: Quantize | None = None
+) -> Any:
     """Load a model from a folder or the Hub. Default ``dtype``: float32 on a CPU, the model's own on a GPU."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kind = dtype or (torch.float32 if where.type == "cpu" else "auto")
-    return load_weights(AutoModelForCausalLM, model_folder(model), dtype=kind).to(where)
+    return load_module(AutoModelForCausalLM, model_folder(model), where, kind, quantize)
+
+
+def load_module(
+    auto: Any, folder: Path, device: torch.device, dtype: torch.dtype | str, quantize: Quantize | None, **options: Any
+) -> Any:
+    """Load a module with the class ``auto`` of transformers, its linear layers with ``quantize`` if that is given.
+
+    Raises :class:`~clawgym.errors.EngineError` if it cannot be loaded, and
+    :class:`~clawgym.errors.MissingDependency` without bitsandbytes."""
+    if quantize is None:
+        return load_weights(auto, folder, dtype=dtype, **options).to(device)
+    about = {"quantization_config": _nf4(dtype), "device_map": {"": str(device)}}
+    module = load_weights(auto, folder, dtype=dtype, **about, **options)
+    for part in module.modules():
+        if hasattr(part, "support_avx512bf16_for_cpu"):  # it would round to bfloat16, and change shared weights
+            part.support_avx512bf16_for_cpu = False
+    return module
+
+
+def _nf4(dtype: torch.dtype | str) -> Any:
+    try:
+        import bitsandbytes  # noqa: F401  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise MissingDependency(
+            f"4-bit weights need bitsandbytes ({error}): pip install 'clawgym[quantized]'"
+        ) from error
+    from transformers import BitsAndBytesConfig
+
+    kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, torch.bfloat16)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=kind)
 
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Plan], torch.Tensor]
@@ -157,7 +192,7 @@ def _try_out(model: Any, layers: int, window: int, what: str, kernels: Kernels) 
         shape = KVShape(layers, keys[1], keys[3], *recorder.kind)
         plain = _wanted(*(_log_probs(model, [x]) for x in (first, second)))
         alone = _wanted(*(_log_probs(model, [[i] for i in x]) for x in (first, second)))
-        wrong = rounding_exceeded(shape.dtype, _in_pieces(run, shape, first, second), plain, alone)
+        wrong = rounding_exceeded(_precision(model, shape.dtype), _in_pieces(run, shape, first, second), plain, alone)
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError) as error:
         raise EngineError(f"{what}: does not run several sequences in one row ({error}): {_REFUSED}") from error
     if wrong:
@@ -177,6 +212,12 @@ def _try_out(model: Any, layers: int, window: int, what: str, kernels: Kernels) 
     if lean is not None and not rounding_exceeded(torch.float32, _in_pieces(lean, shape, first, second), plain, alone):
         run = lean
     return run, shape
+
+
+def _precision(model: Any, dtype: torch.dtype) -> torch.dtype:
+    """The lowest precision in which a model that computes in ``dtype`` computes anything."""
+    kinds = {dtype, *(getattr(part, "compute_dtype", None) or dtype for part in model.modules())}
+    return min(kinds, key=lambda kind: torch.finfo(kind).bits)
 
 
 _FLOAT32 = 1e-3

@@ -32,7 +32,7 @@ try:
     from clawgym.engines._kernels import Kernels
     from clawgym.engines._stream import Stream
     from clawgym.engines._worker import ModelWorker, Request
-    from clawgym.engines.load import fitting_window, load_model, prepare, read_weights, sees, set_weights
+    from clawgym.engines.load import Quantize, fitting_window, load_model, prepare, read_weights, sees, set_weights
     from clawgym.engines.lora import Adapter, read_adapter
 except ImportError as error:
     raise MissingDependency(
@@ -56,7 +56,7 @@ class TransformersEngine:
     (default: 262,144, or what fits a quarter of the memory). ``prefill_chunk`` is the number of tokens of new prompts
     computed in one step, while decoding sequences wait. ``threads`` sets torch's threads, for the whole process.
     ``kernels``: the precision of linear layers on a CPU; the log-probs are those of what was computed. Layers with an
-    adapter stay in float32.
+    adapter stay in float32. ``quantize``: the weights of linear layers, as in training with ``model.quantize``.
 
     Raises :class:`~clawgym.errors.EngineError` if the model cannot be loaded, or is of a kind that would not be
     sampled exactly (sliding windows, recurrent layers, positions that depend on the length).
@@ -78,6 +78,7 @@ class TransformersEngine:
         threads: int | None = None,
         policy_version: int = 0,
         kernels: Kernels = "float32",
+        quantize: Quantize | None = None,
     ) -> None:
         for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk), ("kv_tokens", kv_tokens)):
             if value is not None and value < 1:
@@ -89,7 +90,7 @@ class TransformersEngine:
                 raise EngineError("a loaded module does not say what its tokenizer is: give tokenizer=FOLDER")
             self._model, self._source = model, type(model).__name__
         else:
-            self._model, self._source = load_model(model, device, dtype), str(model)
+            self._model, self._source = load_model(model, device, dtype, quantize=quantize), str(model)
         self.tokenizer = str(tokenizer if tokenizer is not None else model)
         self._model, run, shape, window, undo = prepare(self._model, kernels)
         self._kernels: Kernels = kernels
@@ -278,6 +279,7 @@ def transformers_engine(
     dtype: str | None = None,
     context_window: int | None = None,
     kernels: Kernels = "float32",
+    quantize: Quantize | None = None,
 ) -> TokenEngine:
     """A model in this process, sampled by transformers.
 
@@ -289,15 +291,22 @@ def transformers_engine(
         context_window: most tokens of prompt and reply; by default the model's maximum.
         kernels: precision of the linear layers of a float32 model on a CPU: lower is faster, and samples from a
             slightly different policy, whose own log-probs are given.
+        quantize: 4bit: the weights of linear layers as NF4, by bitsandbytes.
     """
     if sees(model):
         from clawgym.engines.vision import VisionEngine
 
-        if kernels != "float32":
-            raise EngineError(f"kernels={kernels}: {model} is a vision-language model, which has none: leave it out")
+        if kernels != "float32" or quantize:
+            raise EngineError(f"kernels, quantize: are not for vision-language models such as {model}: leave them out")
         return VisionEngine(model, tokenizer=tokenizer, device=device, dtype=dtype, context_window=context_window)
     return TransformersEngine(
-        model, tokenizer=tokenizer, device=device, dtype=dtype, context_window=context_window, kernels=kernels
+        model,
+        tokenizer=tokenizer,
+        device=device,
+        dtype=dtype,
+        context_window=context_window,
+        kernels=kernels,
+        quantize=quantize,
     )
 
 

@@ -117,13 +117,14 @@ class ServiceConfig(_Part):
 
 
 def load_service_config(source: str | None, model: str | None, overrides: Sequence[str] = ()) -> ServiceConfig:
-    """The configuration in the file ``source``, or the default one, for ``model``, with ``overrides`` as
+    """The configuration in the file or recipe ``source``, or the default one, for ``model``, with ``overrides`` as
     ``part.key=value``.
 
     Raises :class:`~clawgym.errors.TrainingError` for an invalid setting, which it names.
     """
     name = source or "serve"
-    data = read_settings(name, {"serve": files("clawgym.online") / "serve.yaml"})
+    here = sorted(Path(str(files("clawgym.online"))).glob("*.yaml"))
+    data = read_settings(name, {file.stem: file for file in here})
     if model is not None:
         override_settings(data, [f"training.model.path={json.dumps(model)}"])
     override_settings(data, overrides)

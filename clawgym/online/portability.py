@@ -62,8 +62,9 @@ class ModelFinding:
     """What was measured, for programs."""
 
 
-async def check_model(config: ServiceConfig) -> list[ModelFinding]:
-    """Check the model of ``config``. Takes about a minute for a small model.
+async def check_model(config: ServiceConfig, *, weights: bool = True) -> list[ModelFinding]:
+    """Check the model of ``config``. Takes about a minute for a small model; without ``weights`` only what can be said
+    of its description.
 
     Raises:
         EngineError: there is no such model.
@@ -73,11 +74,13 @@ async def check_model(config: ServiceConfig) -> list[ModelFinding]:
     from clawgym.engines.folders import model_folder
 
     about = config.training
-    folder = await asyncio.to_thread(model_folder, about.model.path or "")
+    folder = await asyncio.to_thread(model_folder, about.model.path or "", weights=weights)
     renderer, found = await asyncio.to_thread(_template, folder)
     window = _window(folder, about)
     memory = await asyncio.to_thread(_memory, folder, config)
     found += [window, memory]
+    if not weights:
+        return found
     if not memory.figures.get("copies_fit", True):
         return [*found, *_left_out(("engine", "LoRA", "log-probs", "speed"), "the model does not fit into memory")]
     return found + await _computed(folder, about, renderer)
@@ -232,20 +235,21 @@ def _memory(folder: Path, config: ServiceConfig) -> ModelFinding:
     longest = estimate(
         shape, about.model_copy(update={"model": about.model.model_copy(update={"context_window": window})})
     )
-    size = 4 if about.model.dtype == "float32" else 2
+    elsewhere = bool(about.compute.vllm)
     engine = ("weights of the engine", "rounded weights of the engine", "keys and values of rollouts")
     sampling = sum(usual.items.get(name, 0) for name in engine)
+    weights = usual.items["weights of the policy"]
     scores = config.gate.on and "likelihood" in config.gate.scorers
     parts = {
-        "serving": shape.weights * size + sampling + _PROCESS_BYTES,
+        "serving": 0 if elsewhere else weights + sampling + _PROCESS_BYTES,
         "training": max(usual.peaks.values()) - sampling + _PROCESS_BYTES,
-        "gate": (usual.items["weights of the policy"] + usual.items["logits"] + _PROCESS_BYTES) * scores,
+        "gate": (weights + usual.items["logits"] + _PROCESS_BYTES) * scores,
     }
     total = sum(parts.values())
     train = max(usual.peaks.values()) + _PROCESS_BYTES
     most = total + max(longest.peaks.values()) - max(usual.peaks.values())
-    cache = usual.items["keys and values of rollouts"]
-    copies = 2 * shape.weights * size + _PROCESS_BYTES
+    cache = usual.items.get("keys and values of rollouts", 0)
+    copies = 2 * weights + _PROCESS_BYTES
     figures = {
         "device": str(device),
         "available_bytes": None if free == float("inf") else int(free),
@@ -316,6 +320,7 @@ def _engine(folder: Path, about: TrainConfig) -> tuple[TransformersEngine | None
             dtype=about.model.dtype,
             context_window=about.model.context_window,
             kernels=about.compute.kernels,
+            quantize=about.model.quantize,
         )
     except MissingDependency:
         raise

@@ -143,7 +143,12 @@ def _engine(config: ServiceConfig, model: Path, folder: ServiceFolder) -> Adapte
     from clawgym.engines.transformers import TransformersEngine
 
     return TransformersEngine(
-        model, context_window=about.model.context_window, dtype=about.model.dtype, kernels=about.compute.kernels
+        model,
+        device=about.compute.device,
+        context_window=about.model.context_window,
+        dtype=about.model.dtype,
+        kernels=about.compute.kernels,
+        quantize=about.model.quantize,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,41 @@ async def test_a_model_that_does_not_fit_is_not_loaded(model: Path, monkeypatch:
     monkeypatch.setattr(TransformersEngine, "__init__", lambda *_, **__: pytest.fail("loaded"))
     found = await findings(model, "training.compute.device=cpu")
     assert {found[name].status for name in NAMES[3:]} == {"failed"}
+
+
+QWEN = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936, "max_position_embeddings": 40960}
+SHAPES = {
+    "Qwen/Qwen3-1.7B": {
+        **QWEN, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gib", "devices"), [("serve", 12.0, "two cores"), ("serve-24gb", 24.0, "one GPU of 24 GB")]
+)
+def test_each_recipe_fits_what_it_is_for(
+    recipe: str, gib: float, devices: str, changed: Callable[..., Path], small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its dry run, on a model of the same shape, without weights."""
+    text = (files("clawgym.online") / f"{recipe}.yaml").read_text("utf-8")
+    assert devices in text
+    named = load_service_config(recipe, None if "path:" in text else str(small)).training.model.path
+    if named in SHAPES:
+        pytest.importorskip("bitsandbytes")
+        folder = changed("config.json", **SHAPES[named], layer_types=["full_attention"] * 28)
+        (folder / "model.safetensors").unlink()
+    else:
+        folder = small
+    context = 0.5 * (recipe != "serve")  # of CUDA, for each of three processes
+    machine = Machine(2, lambda: (gib - 3 * context) * 2**10, lambda: 0.0)
+    monkeypatch.setattr(Machine, "this", classmethod(lambda cls: machine))
+    done = CliRunner().invoke(app, ["serve", "--config", recipe, "--model", str(folder), "--dry-run"])
+    assert done.exit_code == 0, done.output
+    rows = {row.split()[1]: row.split()[0] for row in done.output.splitlines() if not row.startswith(" ")}
+    assert rows.keys() == {"template", "tool", "window", "memory"}
+    assert rows["memory"] in ("ok", "warning"), done.output
+    assert recipe == "serve" or rows["window"] == "ok", "OpenClaw fits"
 
 
 async def test_without_a_gate_there_is_no_third_copy(model: Path) -> None:

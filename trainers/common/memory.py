@@ -22,12 +22,18 @@ from clawgym.trainers.config import Lora, Model, TrainConfig
 __all__ = ["MemoryEstimate", "ModelShape", "activations", "estimate"]
 
 
+_NF4 = 0.5 + 4 / 64
+"""Bytes of a weight: four bits, and a float32 scale for each block of 64."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """The sizes of a decoder."""
 
     weights: int
     """Number of weights."""
+    linear: int
+    """Number of weights of the linear layers, without the head. These can be quantized."""
     adapters: int
     """Number of weights of the LoRA adapters; 0 without."""
     adapted: int
@@ -73,6 +79,11 @@ class ModelShape:
         adapted = _adapted(made, model.lora)
         return cls(
             weights=sum(p.numel() for p in made.parameters()),
+            linear=sum(
+                layer.weight.numel()
+                for name, layer in made.named_modules()
+                if isinstance(layer, torch.nn.Linear) and name != "lm_head"
+            ),
             adapters=sum(rank * (one.in_features + one.out_features) for rank, one in adapted),
             adapted=sum(one.in_features for _, one in adapted) // text.num_hidden_layers,
             layers=text.num_hidden_layers,
@@ -118,13 +129,13 @@ def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
     Vision models need more: what they make of pixels is left out."""
     size = 4 if config.model.dtype == "float32" else 2
     lora = config.model.lora is not None
-    base = {"4bit": 0.55, "8bit": 1.0, None: float(size)}[config.model.quantize]
+    few = shape.linear if config.model.quantize else 0
     trained = shape.adapters or shape.weights
     own = 4 if lora else size  # peft keeps adapters in float32
     copies = own < 4
     kept, layer = activations(shape, config, checkpointing=config.compute.checkpointing)
     sizes: dict[str, float] = {
-        "weights of the policy": shape.weights * base + shape.adapters * own,
+        "weights of the policy": (shape.weights - few) * size + few * _NF4 + shape.adapters * own,
         "weights of the engine": trained * size,
         "rounded weights of the engine": shape.weights
         * {"float32": 0, "bfloat16": 2, "int8": 1}[config.compute.kernels],

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from clawgym.engines.folders import load_weights, model_folder
-from clawgym.engines.load import sees
+from clawgym.engines.folders import model_folder
+from clawgym.engines.load import load_module, sees
 from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.sglang import SGLangEngine
 from clawgym.engines.transformers import Kernels, TransformersEngine
@@ -245,18 +245,13 @@ def load_policy(model: Model, folder: Path, compute: Compute, *, reference: bool
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    device = compute.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    options: dict[str, Any] = {"dtype": getattr(torch, model.dtype), "attn_implementation": "sdpa"}
-    if model.quantize:
-        options["quantization_config"] = _quantized(model)
-        options["device_map"] = {"": device}
+    device = torch.device(compute.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     auto: Any = AutoModelForImageTextToText if sees(folder) else AutoModelForCausalLM
+    kind = getattr(torch, model.dtype)
     try:
-        module = load_weights(auto, model_folder(folder), **options)
+        module = load_module(auto, model_folder(folder), device, kind, model.quantize, attn_implementation="sdpa")
     except EngineError as error:
         raise TrainingError(f"model.path {error}") from error
-    if not model.quantize:
-        module = module.to(device)
     first = copy.deepcopy(module).requires_grad_(False).eval() if reference and model.lora is None else None
     if model.lora is not None:
         module = _with_adapters(module, model, seed)
@@ -286,28 +281,12 @@ def _with_adapters(module: Any, model: Model, seed: int) -> Any:
         target_modules=list(model.lora.targets),
         task_type="CAUSAL_LM",
     )
-    if model.quantize:
-        module = peft.prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             return peft.get_peft_model(module, about)
         except ValueError as error:
             raise TrainingError(f"model.lora.targets: {error}: name linear layers of this model") from error
-
-
-def _quantized(model: Model) -> Any:
-    from transformers import BitsAndBytesConfig
-
-    try:
-        import bitsandbytes  # noqa: F401  # type: ignore[import-not-found]
-    except ImportError as error:
-        raise MissingDependency(f"model.quantize needs bitsandbytes ({error}): pip install bitsandbytes") from error
-    if model.quantize == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, model.dtype)
-    )
 
 
 def base_of(model: Any) -> Any:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from clawgym.engines.load import load_model
 from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.tiny import make_tiny_model
-from clawgym.errors import EngineError, TrainingError
+from clawgym.errors import MissingDependency
 from clawgym.records import TrainingSequence
 from clawgym.trainers.batching import MaskedSequence
-from clawgym.trainers.common import policy
 from clawgym.trainers.common.batch import TrainingBatch, make_batch
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress
 from clawgym.trainers.common.policy import load_policy
@@ -124,21 +123,38 @@ async def test_whole_runs(tmp_path: Path) -> None:
     assert row["training/rollout_probs_diff"] < 2e-3
 
 
-@pytest.mark.parametrize("quantize", ["4bit", "8bit"])
-def test_quantized_weights_are_loaded(quantize: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stops before loading, so bitsandbytes is not required."""
-    asked: list[Any] = []
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_engine_and_trainer_agree_on_four_bits(folder: Path, dtype: str) -> None:
+    """They share the weights, which must not change under either, on a CPU that would pack them too."""
+    pytest.importorskip("bitsandbytes")
+    about = TrainConfig.model_validate(
+        {"model": {"dtype": dtype, "quantize": "4bit", "lora": {"rank": 4}}, "optimizer": {"lr": 1e-3}}
+    )
+    learner = Learner(load_policy(about.model, folder, about.compute), about)
+    layer = learner.policy.module.get_base_model().model.layers[0].mlp.up_proj.base_layer
+    assert layer.weight.dtype == torch.uint8
+    packed = layer.weight.data.clone()
+    for step in range(2):
+        metrics = learner.train_step(await rolled_out(learner, about), seed=step)
+        assert metrics["training/rollout_probs_diff"] < (1e-7 if dtype == "float32" else 1e-4)
+        assert metrics["actor/grad_norm"] > 0
+    assert torch.equal(layer.weight.data, packed)
 
-    def load(auto: Any, where: Any, **options: Any) -> Any:
-        asked.append(options["quantization_config"])
-        raise EngineError("stop")
 
-    monkeypatch.setitem(sys.modules, "bitsandbytes", ModuleType("bitsandbytes"))
-    monkeypatch.setattr(policy, "load_weights", load)
-    about = small(model={"path": str(folder), "quantize": quantize, "lora": {"rank": 2}, "dtype": "bfloat16"})
-    with pytest.raises(TrainingError, match="stop"):
-        load_policy(about.model, folder, about.compute)
-    (given,) = asked
-    assert (given.load_in_4bit, given.load_in_8bit) == (quantize == "4bit", quantize == "8bit")
-    if quantize == "4bit":
-        assert (given.bnb_4bit_quant_type, given.bnb_4bit_compute_dtype) == ("nf4", torch.bfloat16)
+def test_an_engine_loads_the_weights_that_training_has(folder: Path) -> None:
+    """The processes of a service load them separately."""
+    pytest.importorskip("bitsandbytes")
+    about = small(model={"path": str(folder), "quantize": "4bit", "lora": {"rank": 2}})
+    trained = load_policy(about.model, folder, about.compute).module.get_base_model()
+    served = load_model(folder, None, torch.float32, quantize="4bit")
+    ids = torch.tensor([[9, 10, 11, 40]])
+    with torch.no_grad():
+        assert torch.equal(trained(input_ids=ids).logits, served(input_ids=ids).logits)
+        plain = load_model(folder, None, torch.float32)
+        assert not torch.allclose(plain(input_ids=ids).logits, served(input_ids=ids).logits, atol=1e-3)
+
+
+def test_quantized_weights_need_their_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'clawgym\[quantized\]'"):
+        load_model(folder, None, None, quantize="4bit")
