@@ -15,6 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from clawgym.errors import EpisodeClosed, PoolError
 from clawgym.pool._pack import from_json, pack, text, to_json, unpack
 from clawgym.pool._schema import batches, episodes, groups, images, turn_rewards, turns
+from clawgym.pool._store import Driver
 from clawgym.pool.sequences import Shape, paths_of
 from clawgym.pool.states import EpisodeEnd
 from clawgym.records import Image, Outcome, Turn
@@ -118,17 +119,21 @@ def _join(db: sa.Connection, id: str, row: Mapping[str, Any]) -> int:
     return group["seq"]
 
 
-def put_images(db: sa.Connection, given: Iterable[Image]) -> None:
+_PUT = {
+    postgres: kind.insert(images).on_conflict_do_nothing() for postgres, kind in ((True, postgresql), (False, sqlite))
+}
+
+
+def put_images(db: Driver, given: Iterable[Image]) -> None:
     """Store each image once. Raises :class:`PoolError` if a hash does not match its data."""
     for image in given:
         if hashlib.sha256(image.data).hexdigest() != image.sha256:
             raise PoolError(f"image {image.sha256}: its data has another SHA-256: hash the bytes that are stored")
         row = {"sha256": image.sha256, "media_type": text("media_type", image.media_type), "data": image.data}
-        insert = postgresql.insert if db.dialect.name == "postgresql" else sqlite.insert
-        db.execute(insert(images).values(row).on_conflict_do_nothing())
+        db.run(_PUT[db.postgres], [row])
 
 
-def append(db: sa.Connection, given: Sequence[tuple[str, int, Turn]]) -> None:
+def append(db: Driver, given: Sequence[tuple[str, int, Turn]]) -> None:
     """Store turns of any number of episodes, each at the next index of its episode."""
     lists: dict[str, list[tuple[int, Turn]]] = {}
     for id, index, turn in given:
@@ -137,61 +142,67 @@ def append(db: sa.Connection, given: Sequence[tuple[str, int, Turn]]) -> None:
     rows: list[dict[str, Any]] = []
     grown: list[dict[str, Any]] = []
     for id, some in lists.items():
-        episode = there[id]
+        seq, state, n_turns = there[id]
         fresh: list[dict[str, Any]] = []
         for index, turn in sorted(some, key=lambda pair: pair[0]):
             row = pack(id, index, turn)
-            row |= {"episode_seq": episode["seq"], "index": index, "n_sampled": len(turn.sampled_ids)}
-            expected = episode["n_turns"] + len(fresh)
+            row |= {"episode_seq": seq, "index": index, "n_sampled": len(turn.sampled_ids)}
+            expected = n_turns + len(fresh)
             if index < expected:
-                known = fresh[index - episode["n_turns"]] if index >= episode["n_turns"] else None
-                _repeated(db, id, episode["seq"], index, row, known)
+                known = fresh[index - n_turns] if index >= n_turns else None
+                _repeated(db, id, seq, index, row, known)
             elif index > expected:
                 raise PoolError(f"episode {id}: turn {index} came where turn {expected} is next: append in order")
-            elif episode["state"] != "open":
+            elif state != "open":
                 raise EpisodeClosed(f"episode {id}: closed already: open a new episode")
             else:
                 fresh.append(row)
         if fresh:
-            grown.append({"of": episode["seq"], "total": episode["n_turns"] + len(fresh)})
+            grown.append({"of": seq, "total": n_turns + len(fresh)})
             rows += fresh
     _images_there(db, {name for _, _, turn in given for name in turn.images})
     if rows:
-        db.execute(_GROW, grown)
-        db.execute(_INSERT[turns], rows)
+        db.run(_GROW, grown)
+        db.run(_INSERT[turns], rows)
 
 
-_LOCK = (
-    sa.select(*episodes.c["seq", "id", "state", "n_turns"])
-    .where(episodes.c.id.in_(sa.bindparam("ids", expanding=True)))
+_LOCK = {
+    postgres: sa.select(*episodes.c["id", "seq", "state", "n_turns"])
+    .where(episodes.c.id.in_(sa.text(f"SELECT value FROM {list_of}(:ids)")))
     .order_by(episodes.c.id)  # always in the same order, to avoid deadlocks between writers
     .with_for_update()
-)
+    for postgres, list_of in ((True, "json_array_elements_text"), (False, "json_each"))
+}
 _GROW = episodes.update().where(episodes.c.seq == sa.bindparam("of")).values(n_turns=sa.bindparam("total"))
+_STORED = sa.select(turns).where(
+    turns.c.episode_seq == sa.bindparam("of"), turns.c["index"] == sa.bindparam("position")
+)
 
 
-def _locked_in_order(db: sa.Connection, ids: Iterable[str]) -> dict[str, Any]:
-    found = {row["id"]: row for row in db.execute(_LOCK, {"ids": list(ids)}).mappings()}
+def _locked_in_order(db: Driver, ids: Iterable[str]) -> dict[str, tuple[int, str, int]]:
+    """Id -> sequence number, state and number of turns, locked until the transaction ends."""
+    found = {id: (seq, state, n) for id, seq, state, n in db.rows(_LOCK[db.postgres], ids=json.dumps(list(ids)))}
     for id in ids:
         if id not in found:
             raise PoolError(f"no episode {id!r} in this pool: open it first")
     return found
 
 
-def _repeated(db: sa.Connection, id: str, seq: int, index: int, row: Any,
-              known: Any) -> None:  # fmt: skip
+def _repeated(db: Driver, id: str, seq: int, index: int, row: Any, known: Any) -> None:
     if known is None:
-        at = (turns.c.episode_seq == seq) & (turns.c["index"] == index)
-        known = db.execute(sa.select(turns).where(at)).mappings().one()
+        (stored,) = db.rows(_STORED, of=seq, position=index)
+        known = dict(zip(turns.c.keys(), stored, strict=True))
     if unpack(id, index, known) != unpack(id, index, row):
         raise PoolError(f"episode {id}: another turn {index} is stored already: number the turns of an episode once")
 
 
-def _images_there(db: sa.Connection, names: set[str]) -> None:
-    if names:
-        there = set(db.scalars(sa.select(images.c.sha256).where(images.c.sha256.in_(names))))
-        if missing := sorted(names - there):
-            raise PoolError(f"image {missing[0]}: not in this pool: put the images before the turns that show them")
+_SHOWN = sa.select(images.c.sha256).where(images.c.sha256 == sa.bindparam("name"))
+
+
+def _images_there(db: Driver, names: set[str]) -> None:
+    for name in sorted(names):
+        if not db.rows(_SHOWN, name=name):
+            raise PoolError(f"image {name}: not in this pool: put the images before the turns that show them")
 
 
 def close(db: sa.Connection, now: float, id: str, end: EpisodeEnd) -> None:

@@ -93,16 +93,16 @@ class Pool:
         """
         given, shown = list(turns), list(images)
 
-        def work(db: sa.Connection) -> None:
+        def work(db: _store.Driver) -> None:
             _episodes.put_images(db, shown)
             _episodes.append(db, given)
 
-        self._store.retried(work)
+        self._store.driven(work)
 
     def put_images(self, images: Iterable[Image]) -> None:
         """Store images by their hash; existing ones are skipped."""
         shown = list(images)
-        self._store.retried(lambda db: _episodes.put_images(db, shown))
+        self._store.driven(lambda db: _episodes.put_images(db, shown))
 
     def image(self, sha256: str) -> Image:
         """The image with this hash. Raises :class:`~clawgym.errors.PoolError` if it is not in the pool."""
