@@ -79,6 +79,8 @@ def read_json(data: bytes, loads: Callable[[bytes], Any] = json.loads) -> Any:
 
     Raises :class:`OutOfBounds` beyond them, and the ValueError of ``loads`` for invalid JSON.
     """
+    if len(data) <= 2 * DEEPEST_JSON:
+        return loads(data)
     # Brackets and commas in strings are counted too: these are upper bounds. Short documents need not be counted.
     if len(data) > LARGEST_JSON // _OBJECT:
         size = _ITEM * (data.count(b",") + data.count(b"[")) + _OBJECT * data.count(b"{")
@@ -92,7 +94,7 @@ def read_json(data: bytes, loads: Callable[[bytes], Any] = json.loads) -> Any:
         if "depth limit" in str(error):  # orjson's message
             raise _too_deep() from None
         raise
-    if len(data) > 2 * DEEPEST_JSON and data.count(b"[") + data.count(b"{") > DEEPEST_JSON and _is_deep(value):
+    if data.count(b"[") + data.count(b"{") > DEEPEST_JSON and _is_deep(value):
         raise _too_deep()
     return value
 

@@ -35,6 +35,7 @@ __all__ = ["SAME", "UNREACHABLE", "HttpEndpoint"]
 _T = TypeVar("_T")
 SAME = secrets.token_hex(16)
 """Stands for ids that a server repeated as they were sent. No server knows it."""
+_SAME_JSON = f'"{SAME}"'.encode()
 UNREACHABLE = "unreachable"
 """Code of the failure of a request whose connection could not be made, or broke."""
 _PIECE = 64
@@ -69,11 +70,13 @@ class HttpEndpoint:
     ) -> None:
         try:
             import aiohttp
+            import numpy
             import orjson
         except ImportError as error:
             raise MissingDependency("this engine needs aiohttp and orjson: pip install 'clawgym[openai]'") from error
         self._aiohttp = aiohttp
         self._orjson = orjson
+        self._numpy = numpy
         self.version = f"aiohttp {aiohttp.__version__}"
         self.host = host_of(base_url)
         parts = urlsplit(base_url)
@@ -123,25 +126,30 @@ class HttpEndpoint:
 
     async def tell(self, path: str, body: dict[str, Any]) -> None:
         """POST ``body`` and ignore the content of the response, without retries."""
-        response = await self._within(self._first, self._request("POST", path, body), "answer")
+        response = await self._within(self._first, self._request("POST", path, self._encoded(body)), "answer")
         async with response:
             await self._refuse(response)
 
     async def events(
-        self, path: str, body: dict[str, Any], most: int | None = None, echo: tuple[str, Sequence[int]] | None = None
+        self, path: str, body: dict[str, Any], most: int | None = None, echo: tuple[str, str] | None = None
     ) -> AsyncGenerator[list[dict[str, Any]], None]:
         """POST ``body`` and yield the JSON of the response's events, in batches as they arrive, without retries.
 
         Ends at ``[DONE]`` or the end of the stream, and fails after ``most`` events, or after
         :data:`~clawgym.bounds.LARGEST_STREAM` bytes where ``most`` is None.
 
-        ``echo``: a name and the ids that the server repeats under it. Where they are the same, byte for byte, they are
-        not parsed again, and :data:`SAME` takes their place.
+        ``echo``: the name of the token ids in ``body``, and the name under which the server repeats them. Where they
+        are the same, byte for byte, they are not parsed again, and :data:`SAME` takes their place.
         """
-        name, ids = (f'"{echo[0]}":'.encode(), self._orjson.dumps(echo[1])) if echo else (b"", b"")
+        name = ids = b""
+        if echo is None:
+            sent = self._encoded(body)
+        else:
+            name, ids = f'"{echo[1]}":'.encode(), self._ids(body[echo[0]])
+            sent = self._encoded(body | {echo[0]: SAME}).replace(_SAME_JSON, ids, 1)
         seconds, what = self._first, "first answer"
         due = asyncio.get_running_loop().time() + seconds
-        response = await self._within(seconds, self._request("POST", path, body), what)
+        response = await self._within(seconds, self._request("POST", path, sent), what)
         watch = _Watch(response.content, seconds, due)  # for the next event; keep-alive comments do not count
         try:
             await self._refuse(response)
@@ -185,7 +193,8 @@ class HttpEndpoint:
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         due = asyncio.get_running_loop().time() + self._first
-        response = await self._within(self._first, self._request(method, path, body), "answer", due)
+        data = None if body is None else self._encoded(body)
+        response = await self._within(self._first, self._request(method, path, data), "answer", due)
         async with response:
             await self._refuse(response)
             return self._decoded(await self._within(self._first, self._whole(response), "answer", due), again=True)
@@ -208,7 +217,7 @@ class HttpEndpoint:
         finally:
             self._held -= size
 
-    async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> aiohttp.ClientResponse:
+    async def _request(self, method: str, path: str, data: bytes | None) -> aiohttp.ClientResponse:
         if self._session is None:
             self._session = self._aiohttp.ClientSession(
                 headers=self._headers,
@@ -217,7 +226,6 @@ class HttpEndpoint:
                 timeout=self._aiohttp.ClientTimeout(total=None, sock_connect=self._connect),
                 auto_decompress=False,
             )
-        data = None if body is None else self._encoded(body)
         url = self._root + path + self._query
         return await self._session.request(method, url, data=data, proxy=self._proxy, allow_redirects=False)
 
@@ -284,6 +292,12 @@ class HttpEndpoint:
             failure = EndpointFailure(f"a request that is not JSON ({error})", do="correct the request")
         raise self.error(failure)
 
+    def _ids(self, ids: Sequence[int]) -> bytes:
+        """Token ids as JSON. Those of an array are written without making an object of each."""
+        if isinstance(ids, list | tuple):
+            return self._orjson.dumps(ids)
+        return self._orjson.dumps(self._numpy.asarray(ids), list, self._orjson.OPT_SERIALIZE_NUMPY)
+
     def _loads(self, data: bytes) -> Any:
         """Decode JSON, also where orjson refuses it: whole numbers of more than 64 bits, half of a surrogate pair."""
         try:
@@ -340,10 +354,10 @@ class _Watch:
 
 
 def _without(data: bytes, name: bytes, value: bytes) -> bytes:
-    """JSON with :data:`SAME` for ``value`` after ``name``. In a string, the quotes of ``name`` would be escaped."""
-    at = data.find(value)
-    head = data[:at].rstrip() if at >= 0 else b""
-    return head + b'"' + SAME.encode() + b'"' + data[at + len(value) :] if head.endswith(name) else data
+    """JSON with :data:`SAME` for ``value`` after the first ``name``, whose quotes would be escaped in a string."""
+    head, _, rest = data.partition(name)
+    rest = rest.lstrip()
+    return b"".join((head, name, _SAME_JSON, rest[len(value) :])) if rest.startswith(value) else data
 
 
 def _connector(aiohttp: Any) -> aiohttp.TCPConnector:

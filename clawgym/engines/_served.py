@@ -104,24 +104,22 @@ class LoadedWeights:
 
 
 class _Gate:
-    """Lets streams through, unless it is closed. Belongs to one event loop."""
+    """Lets streams (``async with``) through, unless it is closed. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._streams = 0
 
-    @asynccontextmanager
-    async def stream(self) -> AsyncIterator[None]:
-        """One stream."""
+    async def __aenter__(self) -> None:
+        """Begin a stream."""
         while not self._open.is_set():
             await self._open.wait()
         self._streams += 1
-        try:
-            yield
-        finally:
-            self._streams -= 1
-            self._idle.set()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._streams -= 1
+        self._idle.set()
 
     async def close(self) -> None:
         """Let no further stream begin, and wait until all have ended."""
@@ -133,6 +131,23 @@ class _Gate:
     def open(self) -> None:
         """Let streams through again."""
         self._open.set()
+
+
+class _Readable:
+    """Turns errors from parsing a response into an :class:`~clawgym.errors.EngineError`."""
+
+    def __init__(self, endpoint: HttpEndpoint) -> None:
+        self._endpoint = endpoint
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, AttributeError | LookupError | TypeError | ValueError | ArithmeticError | RecursionError):
+            failure = EndpointFailure(
+                f"an answer of another form ({error!r})", 502, do="use a current version of the server"
+            )
+            raise self._endpoint.error(failure) from error
 
 
 class ServedEngine:
@@ -181,6 +196,7 @@ class ServedEngine:
             first=first_token_seconds,
             between=between_seconds,
         )
+        self._readable = _Readable(self._endpoint)
         self._patience = patience
         self._looked: asyncio.Task[None] | None = None
         self._warned = False
@@ -219,12 +235,12 @@ class ServedEngine:
             if not request.prompt_ids:
                 raise EngineError("an empty prompt: give at least one token id", status=400)
             await self._restore()
-            async with self._gate.stream():
+            async with self._gate:
                 await self._look()
                 most = request.max_tokens(self.context_window)
-                with self._serving(request.adapter) as (named, version), self._readable():
+                with self._serving(request.adapter) as (named, version), self._readable:
                     checked = Checked(self._endpoint, request.stop_ids, most, version, self._exact(request))
-                    asked = replace(request, prompt_ids=list(request.prompt_ids), adapter=named)
+                    asked = request if named == request.adapter else replace(request, adapter=named)
                     async with aclosing(self._stream(asked, checked)) as items:
                         async for tokens in items:
                             yield tokens
@@ -340,7 +356,7 @@ class ServedEngine:
             self._gate.open()
 
     async def _load(self, weights: LoadedWeights) -> None:
-        with self._readable():
+        with self._readable:
             await persist_call(partial(self._load_weights, weights), Patience(self._patience))
         weights.confirmed, self.policy_version = True, weights.version
 
@@ -392,19 +408,8 @@ class ServedEngine:
             self._looked = None  # the next call probes again
 
     async def _look_readable(self) -> None:
-        with self._readable():
+        with self._readable:
             await self._look_once()
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Turn errors from parsing a response into an :class:`~clawgym.errors.EngineError`."""
-        try:
-            yield
-        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            failure = EndpointFailure(
-                f"an answer of another form ({error!r})", 502, do="use a current version of the server"
-            )
-            raise self._endpoint.error(failure) from error
 
     async def _look_once(self) -> None:
         listed = await self._endpoint.get("/v1/models")

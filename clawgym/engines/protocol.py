@@ -65,7 +65,7 @@ class GenerateRequest:
     """What a :class:`TokenEngine` samples: the continuation of ``prompt_ids``."""
 
     prompt_ids: Sequence[int]
-    """Ids of the prompt, at least one."""
+    """Ids of the prompt, at least one. Any sequence, such as an ``array``: copy it to get a list."""
     sampling: Sampling = field(default_factory=Sampling)
     """``max_tokens`` defaults to the rest of the context window; the caller handles ``stop`` strings."""
     stop_ids: frozenset[int] = frozenset()

@@ -95,7 +95,7 @@ class SGLangEngine(ServedEngine):
         if request.adapter is not None:
             body["lora_path"] = request.adapter
         pairs = _Pairs(checked)
-        echo = ("prompt_token_ids", request.prompt_ids)
+        echo = ("input_ids", "prompt_token_ids")
         async with aclosing(self._endpoint.events("/generate", body, MOST_EVENTS + checked.most, echo)) as several:
             async for events in several:
                 held: list[Tokens] = []
@@ -136,9 +136,10 @@ class SGLangEngine(ServedEngine):
         self, event: dict[str, Any], meta: dict[str, Any], request: GenerateRequest, checked: Checked
     ) -> None:
         echo, count = event.get("prompt_token_ids"), meta.get("prompt_tokens")
-        if (echo is not None and echo != SAME and echo != request.prompt_ids) or count != len(request.prompt_ids):
+        prompt = request.prompt_ids
+        if (echo is not None and echo != SAME and echo != list(prompt)) or count != len(prompt):
             checked.broken(
-                f"it worked on another prompt ({count} ids) than it was sent ({len(request.prompt_ids)} ids)",
+                f"it worked on another prompt ({count} ids) than it was sent ({len(prompt)} ids)",
                 "a server without --allow-auto-truncate",
             )
 

@@ -267,9 +267,9 @@ class VLLMEngine(ServedEngine):
         ids: list[int] = []
         logprobs: list[Any] = []
         reason, cached, echoed = "", 0, False
-        echo = ("prompt_token_ids", request.prompt_ids)
+        echo = ("prompt", "prompt_token_ids")
         stream = self._endpoint.events("/v1/completions", body, MOST_EVENTS + checked.most, echo)
-        with self._restarted(body["model"]):
+        try:
             async with aclosing(stream) as several:
                 async for events in several:
                     for event in events:
@@ -296,27 +296,21 @@ class VLLMEngine(ServedEngine):
                     if ids and not reason:  # ids that arrived together are yielded together
                         yield checked.take(ids, logprobs)
                         ids, logprobs = [], []
-        if not reason:
-            raise self._endpoint.error(EndpointFailure("the stream ended before the answer did", 503, retryable=True))
-        yield checked.end(checked.take(ids, logprobs), reason, cached)
-
-    @contextmanager
-    def _restarted(self, model: str) -> Iterator[None]:
-        """Let a request be repeated if the server does not know an adapter that it was given."""
-        try:
-            yield
         except EngineError as error:
-            if error.status == 404 and any(model == one.named for one in self._adapters.values()):
+            if error.status == 404 and any(body["model"] == one.named for one in self._adapters.values()):
                 raise EngineError(
                     f"{error}: the server was started again; its adapters are loaded anew", status=503, retryable=True
                 ) from error
             raise
+        if not reason:
+            raise self._endpoint.error(EndpointFailure("the stream ended before the answer did", 503, retryable=True))
+        yield checked.end(checked.take(ids, logprobs), reason, cached)
 
     def _check_prompt(self, choice: dict[str, Any], request: GenerateRequest, checked: Checked) -> None:
         seen = choice.get("prompt_token_ids")
         if seen is None:
             raise self._stripped("prompt_token_ids", _SINCE)
-        if seen != SAME and seen != request.prompt_ids:
+        if seen != SAME and seen != list(request.prompt_ids):
             checked.broken(
                 f"it worked on another prompt ({len(seen)} ids) than it was sent ({len(request.prompt_ids)} ids)",
                 "a server that takes token ids as they are",

@@ -27,7 +27,7 @@ from clawgym.gateway.roles import role_of
 from clawgym.gateway.sessions import Session
 from clawgym.gateway.stitch import UNFINISHED, Key, Match, message_keys, tools_json, tools_key, with_stored_ids
 from clawgym.pool import PoolWriter
-from clawgym.records import Role, Turn, Usage
+from clawgym.records import Role, Turn, Usage, ids_array
 
 __all__ = ["Core", "Counts"]
 
@@ -170,7 +170,7 @@ class Core:
                 context = self.renderer.prompt(new, tools)
             else:
                 context = self.renderer.increment(prompt[len(prompt) - match.node.sampled :], new, tools)
-            prompt.extend(context)
+            prompt += ids_array(context)
         return _Plan(match, keys[match.used :], new, context, prompt, keyed, role)
 
     async def _by_ids(self, session: Session, call: ChatCall, started: float) -> AsyncGenerator[Delta]:
@@ -189,7 +189,7 @@ class Core:
         images = [call.images[sha] for sha in _images(call.messages)]  # of the whole prompt
         held: list[Delta] = []
         stream = engine.generate(
-            GenerateRequest(plan.prompt.tolist(), sampling, renderer.stop_ids, session.id, session.adapter, images)
+            GenerateRequest(plan.prompt, sampling, renderer.stop_ids, session.id, session.adapter, images)
         )
         async with _TurnRecord(self, session, call, plan, progress, sampling, lambda: parser.message) as record:
             async with _closing(stream):

@@ -106,6 +106,9 @@ class Renderer:
         self._known: dict[bytes, array[int]] = {}
         self._cached = lru_cache(maxsize=64)(self._encoded)
         self._guard_json = lru_cache(maxsize=64)(lambda tools: self._guard.value(orjson.loads(tools)))
+        self._opens_reasoning = lru_cache(maxsize=64)(
+            lambda last: self._backend.decode(last, skip_special_tokens=False).rstrip().endswith("<think>")
+        )
         self._takes_images = sees_images(self.template)
         self._needs_calls = self._tail_needs_calls()
         self._shows_results = self._tail_shows_results()
@@ -289,8 +292,7 @@ class Renderer:
 
     def parser(self, tools: Sequence[Mapping[str, Any]] = (), prompt: Sequence[int] = ()) -> ReplyParser:
         """Return a parser for the text of one reply to the ids ``prompt``. Without ``tools``, calls are text."""
-        opening = self._backend.decode(list(prompt[-8:]), skip_special_tokens=False)
-        return ReplyParser(self._calls, tools, reasoning=opening.rstrip().endswith("<think>"))
+        return ReplyParser(self._calls, tools, reasoning=self._opens_reasoning(tuple(prompt[-8:])))
 
     # Identity and checks
 

@@ -348,8 +348,7 @@ async def read_object(
     ``hold`` is called with the size of each chunk. Raises :class:`~clawgym.gateway.calls.Refusal`.
     """
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            raw = await _body(request, hold, most)
+        raw = await _body(request, hold, most)
     except TimeoutError:
         raise Refusal(408, f"the body was not sent within {BODY_SECONDS:g} s (BODY_SECONDS): send it again") from None
     try:
@@ -364,15 +363,24 @@ async def read_object(
 
 
 async def _body(request: web.Request, hold: Callable[[int], None], most: int) -> bytes:
-    too_large = Refusal(413, f"the request is larger than {most >> 20} MiB (LARGEST_BODY): shorten it")
-    if (request.content_length or 0) > most:
-        raise too_large
     body = bytearray()
-    async for piece in request.content.iter_any():
-        body += piece
-        if len(body) > most:
-            raise too_large
+
+    def check(size: int) -> None:
+        if size > most:
+            raise Refusal(413, f"the request is larger than {most >> 20} MiB (LARGEST_BODY): shorten it")
+
+    def take(piece: bytes) -> None:
+        body.extend(piece)
+        check(len(body))
         hold(len(piece))
+
+    check(request.content_length or 0)
+    if request.content.is_eof():  # it came with the headers
+        take(request.content.read_nowait())
+    else:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.content.iter_any():
+                take(piece)
     return bytes(body)
 
 

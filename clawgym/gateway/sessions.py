@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -25,7 +24,7 @@ from clawgym.gateway.request import SessionCredentials, SessionRequest, reserve_
 from clawgym.gateway.roles import evidence_of, opening_of, system_of
 from clawgym.gateway.stitch import UNFINISHED, Key, Node, Tree, message_keys
 from clawgym.pool import EpisodeEnd, Pool, PoolWriter
-from clawgym.records import Role, Turn, Usage
+from clawgym.records import Role, Turn, Usage, ids_array
 
 __all__ = ["HeldBodies", "Session", "Sessions"]
 
@@ -123,8 +122,6 @@ class Session:
         self, index: int, turn: Turn, parent: Node | None, keys: Sequence[Key], messages: Sequence[Message]
     ) -> Node:
         """Add a stored turn to the tree."""
-        ids = array("i", turn.context_ids)
-        ids.extend(turn.sampled_ids)
         node = Node(
             index=index,
             parent=parent,
@@ -133,7 +130,7 @@ class Session:
             reply=turn.reply,
             tools=turn.tools,
             role=turn.role,
-            ids=ids,
+            ids=ids_array(turn.context_ids + turn.sampled_ids),
             sampled=len(turn.sampled_ids),
             system="" if parent else system_of(messages),
             opening="" if parent else opening_of(messages),

@@ -97,6 +97,8 @@ def _object(arguments: str) -> dict[str, Any] | None:
 
 def same_reply(stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> frozenset[str] | None:
     """Return the rewrites from the stored reply to the replayed one, or ``None`` if they are different replies."""
+    if stored == replayed:
+        return frozenset()
     rewrites: set[str] = set()
     if (stored["content"] or "") != (replayed["content"] or ""):
         if _trimmed(stored["content"]) != _trimmed(replayed["content"]):
@@ -251,21 +253,20 @@ class Tree:
     def match(self, messages: Sequence[Message], keys: Sequence[Key], tools: str, *, by_ids: bool) -> Match:
         """Return the deepest turn that ``messages`` continue; with ``by_ids`` only turns with known ids."""
         best = [Match(None, 0)]
-
-        def fits(nodes: list[Node]) -> list[Node]:
-            return [node for node in nodes if node.tools == tools and (node.ids or not by_ids)]
-
-        stack: list[tuple[Node, Match]] = [(root, best[0]) for root in fits(self.roots)]
+        stack = [(self.roots, best[0])]
         while stack:
-            node, before = stack.pop()
-            found = _continues(node, before, messages, keys)
-            if found is None:
-                continue
-            if found.used > best[0].used:
-                best = [found]
-            elif found.used == best[0].used:
-                best.append(found)
-            stack += [(child, found) for child in fits(node.children)]
+            nodes, before = stack.pop()
+            for node in nodes:
+                if node.tools != tools or (by_ids and not node.ids):
+                    continue
+                found = _continues(node, before, messages, keys)
+                if found is None:
+                    continue
+                if found.used > best[0].used:
+                    best = [found]
+                elif found.used == best[0].used:
+                    best.append(found)
+                stack.append((node.children, found))
         if len(best) == 1:
             return best[0]
         # A repeated request may get the same reply: turns with the same ids are not ambiguous.

@@ -16,7 +16,7 @@ from dataclasses import fields
 from typing import Any, cast, get_args
 
 from clawgym.errors import PoolError
-from clawgym.records import Role, Turn
+from clawgym.records import Role, Turn, ids_array
 
 __all__ = ["document_of", "from_document", "from_json", "pack", "pack_ids", "text", "to_json", "unpack", "unpack_ids"]
 
@@ -60,12 +60,9 @@ def _read(code: str, data: bytes) -> list[Any]:
 def pack_ids(where: str, ids: Sequence[int]) -> bytes:
     """Encode as little-endian int32. Raises :class:`PoolError` for invalid token ids."""
     try:
-        packed = array("i", ids)
-    except (TypeError, OverflowError) as error:
-        raise PoolError(f"{where}: token ids are whole numbers below 2**31 ({error}): give them as sampled") from error
-    if packed and min(packed) < 0:
-        raise PoolError(f"{where}: token id {min(packed)} is negative: give ids as the engine did")
-    return _little(packed)
+        return _little(ids_array(ids))
+    except ValueError as error:
+        raise PoolError(f"{where}: {error}: give ids as the engine did") from error
 
 
 def unpack_ids(data: bytes) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from clawgym.records.task import (
     check_relative_path,
     packages_of,
 )
-from clawgym.records.turn import Role, TrainingSequence, Turn, common_prefix, continued, prompt_ids
+from clawgym.records.turn import Role, TrainingSequence, Turn, common_prefix, continued, ids_array, prompt_ids
 
 __all__ = [
     "DEFAULT_WORKSPACE",
@@ -53,6 +53,7 @@ __all__ = [
     "check_relative_path",
     "common_prefix",
     "continued",
+    "ids_array",
     "packages_of",
     "prompt_ids",
 ]

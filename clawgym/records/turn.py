@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
 
-__all__ = ["Role", "TrainingSequence", "Turn", "common_prefix", "continued", "prompt_ids"]
+__all__ = ["Role", "TrainingSequence", "Turn", "common_prefix", "continued", "ids_array", "prompt_ids"]
+
+_HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
+"""Offset in an int32."""
 
 Role = Literal["main", "subagent", "compaction", "unknown"]
 """The purpose of a model call. Calls of role ``unknown`` are never trained on."""
@@ -76,6 +82,16 @@ def prompt_ids(turns: Sequence[Turn], index: int) -> tuple[int, ...]:
         parts += [turns[index].sampled_ids, turns[index].context_ids]
         parent = turns[index].parent
     return tuple(chain.from_iterable(reversed(parts)))
+
+
+def ids_array(ids: Sequence[int]) -> array[int]:
+    """Token ids as an ``array("i")``. Raises ValueError unless they are whole numbers from 0 to 2**31 - 1."""
+    with suppress(TypeError, OverflowError):
+        data = array("I", ids).tobytes()  # five times as fast as array("i", ids)
+        if data[_HIGHEST_BYTE::4].isascii():
+            return array("i", data)
+    wrong = next((i for i in ids if not (isinstance(i, int) and 0 <= i < 2**31)), None)
+    raise ValueError(f"token id {wrong!r} is not a whole number from 0 to 2**31 - 1")
 
 
 def continued(prompt: tuple[int, ...], histories: Mapping[int, tuple[int, ...]]) -> int | None:
