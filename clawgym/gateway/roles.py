@@ -16,7 +16,7 @@ from clawgym.gateway.calls import Message, text_of
 from clawgym.gateway.stitch import Match, Node, Tree
 from clawgym.records import Role
 
-__all__ = ["evidence_of", "opening_of", "role_of", "system_of"]
+__all__ = ["belongs", "evidence_of", "opening_of", "role_of", "system_of"]
 
 MIN_EVIDENCE = 24
 """Fewest characters of a text that counts as evidence: shorter ones occur by chance."""
@@ -34,6 +34,23 @@ def role_of(tree: Tree, match: Match, messages: Sequence[Message], tools: str, d
     """
     shown = _evident_role(tree, match, messages, tools)
     return shown if declared in (None, shown) else "unknown"
+
+
+def belongs(tree: Tree, match: Match, messages: Sequence[Message], tools: str) -> bool:
+    """Whether a call comes from the conversation of this session, for callers that have several sessions.
+
+    A call that continues no turn does if it is a sub-agent's or a compaction, if it has a rewritten history with
+    replies of this session or with a summary of it, or if it quotes the session, as requests for a title do. A call
+    that only begins like this conversation may be the first of another one.
+    """
+    if match.node is not None or not tree.roots:
+        return match.node is not None
+    role = _evident_role(tree, match, messages, tools)
+    if role == "main":
+        return _replays(tree, messages) or _summary_occurs(tree, _input_text(messages))
+    if role == "unknown" and all(message["role"] != "assistant" for message in messages):
+        return all(_quoted(tree, _input_text(messages)))
+    return role != "unknown"
 
 
 def _evident_role(tree: Tree, match: Match, messages: Sequence[Message], tools: str) -> Role:
@@ -77,16 +94,19 @@ class _NewCall:
 
     @staticmethod
     def of(messages: Sequence[Message], tools: str) -> _NewCall:
-        inputs = [m for m in messages if m["role"] in ("system", "user")]
         replies = frozenset(_normalized(m) for m in messages if m["role"] == "assistant")
         return _NewCall(
             tools,
             system_of(messages),
             opening_of(messages),
-            "\n".join(text_of(m) for m in inputs),
+            _input_text(messages),
             replies - {("",)},
-            len(inputs) == len(messages),
+            all(m["role"] in ("system", "user") for m in messages),
         )
+
+
+def _input_text(messages: Sequence[Message]) -> str:
+    return "\n".join(text_of(message) for message in messages if message["role"] in ("system", "user"))
 
 
 def _continues_conversation(tree: Tree, root: Node, new: _NewCall) -> bool:
@@ -97,15 +117,36 @@ def _continues_conversation(tree: Tree, root: Node, new: _NewCall) -> bool:
     beginning and replies of this conversation are required.
     """
     same_agent = root.system == new.system and root.tools == new.tools
-    summaries = (node.reply["content"] for node in tree.nodes() if node.role == "compaction")
     alike = bool(new.opening) and new.opening == root.opening
-    alike = alike or any(_occurs_in(summary, new.text) for summary in summaries)
+    alike = alike or _summary_occurs(tree, new.text)
     if same_agent and alike:
         return True
     if not new.replayed or not (same_agent or (alike and new.tools)):
         return False
     kept = new.replayed & {_normalized(node.reply) for node in _descendants(root)}
     return bool(kept) if alike else any(sum(map(len, said)) >= MIN_EVIDENCE for said in kept)
+
+
+def _summary_occurs(tree: Tree, text: str) -> bool:
+    return any(_occurs_in(node.reply["content"], text) for node in tree.nodes() if node.role == "compaction")
+
+
+def _replays(tree: Tree, messages: Sequence[Message]) -> bool:
+    """Whether a reply of this session is in the history, apart from case, spacing and punctuation."""
+    said = {_letters(message) for message in messages if message["role"] == "assistant"} - {""}
+    return any(_letters(node.reply) in said for node in tree.nodes())
+
+
+def _letters(reply: Mapping[str, Any]) -> str:
+    return "".join(c for part in _normalized(reply) for c in part.casefold() if c.isalnum())
+
+
+def _quoted(tree: Tree, text: str) -> tuple[bool, bool]:
+    """Whether a text repeats replies, and inputs, of this session."""
+    known = [node for node in tree.nodes() if node.role != "unknown"]
+    said = any(_reply_occurs_in(node, text) for node in known)
+    given = any(_occurs_in(part, text) for node in known if node.role in AGENTS for part in node.evidence)
+    return said, given
 
 
 def _is_delegated(tree: Tree, new: _NewCall) -> bool:
@@ -133,9 +174,7 @@ def _is_compaction(tree: Tree, new: _NewCall) -> bool:
     """
     if new.tools or not new.begins:
         return False
-    known = [node for node in tree.nodes() if node.role != "unknown"]
-    said = any(_reply_occurs_in(node, new.text) for node in known)
-    given = any(_occurs_in(text, new.text) for node in known if node.role in AGENTS for text in node.evidence)
+    said, given = _quoted(tree, new.text)
     if new.system and any(root.role == "compaction" and root.system == new.system for root in tree.roots):
         return said or given
     return said and given

@@ -1,12 +1,13 @@
 """Which conversation a request belongs to, when it begins, and when it ends.
 
 Clients need not say it. A request continues the conversation whose turns are in its history; so do the calls that an
-agent makes beside it (sub-agents, compactions, :mod:`clawgym.gateway.roles`). A client that sends the id of its session
-(:data:`HEADERS`, or ``prompt_cache_key`` in the body) is taken at its word.
+agent makes beside it (sub-agents, compactions, titles, :mod:`clawgym.gateway.roles`). A client that sends the id of its
+session (:data:`HEADERS`, or ``prompt_cache_key`` in the body) is taken at its word.
 
 Invariants: a request reaches only conversations of its own source. A conversation is one session of the gateway, in the
 channel of its source, or in that of held-out conversations, which is decided by chance when it begins. It ends when it
-was idle for long enough; then its session takes no more requests, and its episode stays open until it is judged.
+was idle for long enough, heartbeats apart; then its session takes no more requests, and its episode stays open until it
+is judged.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any
 
 from clawgym.gateway.calls import ChatCall, Refusal
 from clawgym.gateway.request import SessionRequest
-from clawgym.gateway.roles import role_of
+from clawgym.gateway.roles import belongs
 from clawgym.gateway.server import Gateway
 from clawgym.gateway.sessions import Session
-from clawgym.gateway.stitch import Match, message_keys, tools_key
+from clawgym.gateway.stitch import message_keys, tools_key
+from clawgym.online.openclaw import is_heartbeat
 from clawgym.pool import Pool, PooledEpisode
 
 __all__ = ["CHANNEL", "HEADERS", "HELD_OUT", "Conversations", "channel_of", "source_of"]
@@ -119,7 +121,8 @@ class Conversations:
             if found is None:
                 found = await self._open(source, about, key)
             open_ = about.conversations[found.id]
-            open_.used = self._clock()
+            if not is_heartbeat(call.messages):
+                open_.used = self._clock()
             about.conversations.move_to_end(found.id)
         if not counts:
             self._recent[call.id] = found.id
@@ -170,7 +173,6 @@ class Conversations:
         keys = message_keys(call.messages)
         best: tuple[int, Session] | None = None
         related: Session | None = None
-        begins = all(message["role"] != "assistant" for message in call.messages)
         for one in list(reversed(about.conversations.values())):
             session = await self._gateway.sessions.get(one.id) if one.key is None else None
             if session is None or session.closed:
@@ -178,7 +180,7 @@ class Conversations:
             match = session.tree.match(call.messages, keys, tools, by_ids=self._gateway.core.exact)
             if match.used > (best[0] if best else 0):
                 best = match.used, session
-            if related is None and _related(session, match, call, tools, begins):
+            if related is None and belongs(session.tree, match, call.messages, tools):
                 related = session
         return best[1] if best else related
 
@@ -225,17 +227,6 @@ class Conversations:
 def _client_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
     given = [*(headers.get(name) for name in HEADERS), body.get("prompt_cache_key")]
     return next((one[:_LONGEST_ID] for one in given if isinstance(one, str) and one), None)
-
-
-def _related(session: Session, match: Match, call: ChatCall, tools: str, begins: bool) -> bool:
-    """Whether a call that continues no turn belongs to the conversation nevertheless.
-
-    A call without replies may be the first of another conversation that begins alike.
-    """
-    if match.node is not None or not session.tree.roots:
-        return False
-    role = role_of(session.tree, match, call.messages, tools, None)
-    return role in ("subagent", "compaction") or (role == "main" and not begins)
 
 
 def _left_open(pool: Pool) -> list[PooledEpisode]:

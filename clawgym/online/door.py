@@ -169,10 +169,11 @@ class Door:
         return session
 
     def _check_window(self, call: ChatCall) -> None:
-        """Refuse a client that is set up for a larger window: it would not shorten its conversations in time."""
+        """Refuse a client that is set up for a larger window: it would not shorten its conversations in time. OpenClaw
+        (2026.4.1) asks for 32,000 tokens if it is set to that or more."""
         window = getattr(self._gateway.engine, "context_window", None)
         wanted = call.sampling.max_tokens
-        if window is not None and wanted is not None and wanted >= window:
+        if window is not None and wanted is not None and 4 * wanted > 3 * window:
             raise Refusal(
                 400,
                 f"this client asks for replies of up to {wanted} tokens, but the model's whole window has {window}: "

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from clawgym.online.client import open_version
 from clawgym.online.config import ServiceConfig, ServiceFolder
 from clawgym.online.conversations import source_of
 from clawgym.online.door import FEEDBACK
+from clawgym.online.openclaw import is_heartbeat, reactions
 from clawgym.pool import EpisodeEnd, Pool, PooledEpisode
 from clawgym.records import Outcome, Turn
 from clawgym.records.judge import Judge, Judgement
@@ -79,8 +80,8 @@ class ConversationJudge:
         if episode.trainable is False or not turns:
             pool.erase(id)
             return True
-        feedback = {turn: int(score) for turn, score in pool.turn_rewards(id).get(FEEDBACK, {}).items()}
-        found, failed = await self._votes(id, turns)
+        feedback = self._feedback(id, turns)
+        found, failed = await self._votes(id, _without_heartbeats(turns))
         if failed:
             return False
         for turn, score in feedback.items():
@@ -96,6 +97,14 @@ class ConversationJudge:
         good = sum(rewards.values()) > 0
         pool.close_episode(id, EpisodeEnd(outcome=Outcome.SOLVED if good else Outcome.FAILED))
         return True
+
+    def _feedback(self, id: str, turns: Sequence[Turn]) -> dict[int, int]:
+        """What the user said of each turn by a thumb: to the service, or to the client that shows it to the model."""
+        given = self._pool.turn_rewards(id).get(FEEDBACK, {})
+        shown = {turn: float(score) for turn, score in reactions(turns).items() if turn not in given}
+        if shown:
+            self._pool.set_turn_rewards(id, shown, name=FEEDBACK)
+        return {turn: int(score) for turn, score in {**given, **shown}.items()}
 
     async def _votes(self, id: str, turns: tuple[Turn, ...]) -> tuple[dict[int, Judgement], bool]:
         """The judge's votes by turn, and whether it failed on any."""
@@ -113,6 +122,11 @@ class ConversationJudge:
         """At most ``turns`` judgements: the user's own first, then the latest."""
         order = sorted(found, key=lambda turn: (turn not in feedback, -turn))
         return {turn: found[turn] for turn in sorted(order[: self._config.turns])}
+
+
+def _without_heartbeats(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The turns as a judge sees them: a heartbeat is no answer to a reply, and has none."""
+    return tuple(replace(turn, role="unknown") if is_heartbeat(turn.messages) else turn for turn in turns)
 
 
 async def open_judge(folder: ServiceFolder, config: ServiceConfig, pool: Pool, stack: AsyncExitStack) -> Judge:

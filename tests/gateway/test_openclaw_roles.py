@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from clawgym.agents.openclaw.install import installed
+from clawgym.agents.openclaw.process import openclaw, provider
 from clawgym.errors import AgentError, EngineError
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool, sequences_of
 from clawgym.records import prompt_ids
 
-from .openclaw_process import openclaw, provider
 from .scripted import ScriptedEngine, refused
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]

@@ -86,6 +86,42 @@ async def test_calls_beside_a_conversation_belong_to_it(gateway: Gateway) -> Non
     assert await service.ask(*rewritten, ("assistant", "Sure!"), ("user", "Thanks")) is latest, "of two, the latest"
 
 
+async def test_two_sessions_with_the_same_greeting_are_two_conversations(gateway: Gateway) -> None:
+    """OpenClaw 2026.4.1 begins each session after /new with the same messages, one of which looks like a reply."""
+    service = Service(gateway, idle=10, held_out=0)
+    begin = (
+        ("system", "You are a personal assistant running inside OpenClaw."),
+        ("user", "(session bootstrap)"),
+        ("assistant", "✅ New session started · model: svc/policy"),
+        ("user", "A new session was started via /new or /reset. Run your Session Startup sequence."),
+    )
+    one, two = await service.ask(*begin), await service.ask(*begin)
+    assert one is not two
+    assert await service.ask(*begin, ("assistant", "Sure."), ("user", "Plan a garden.")) in (one, two)
+
+
+async def test_a_request_for_a_title_belongs_to_its_conversation(gateway: Gateway) -> None:
+    service = Service(gateway, idle=10, held_out=0)
+    gateway.engine._say = lambda prompt, n: "Begin with the beds that get the most sun."  # type: ignore[attr-defined]
+    asked = "Please plan the beds of my vegetable garden."
+    session = await service.ask(("user", asked))
+    other = await service.ask(("user", "Something else entirely, and as long as that."))
+    about = "Generate a short slug.\n\nConversation summary:\nuser: {}\nassistant: {}"
+    title = about.format(asked, "Begin with the beds that get the most sun.")
+    assert await service.ask(("system", "You are an assistant."), ("user", title)) is session
+    assert await service.ask(("user", about.format("What else?", "Nothing at all."))) not in (session, other)
+
+
+async def test_heartbeats_keep_no_conversation_open(gateway: Gateway) -> None:
+    service = Service(gateway, idle=10, held_out=0)
+    session = await service.ask(("user", "Hi"))
+    service.now = 8
+    poll = "Read HEARTBEAT.md if it exists. If nothing needs attention, reply HEARTBEAT_OK.\nCurrent time: 7:36 AM"
+    assert await service.ask(("user", "Hi"), ("assistant", "Sure."), ("user", poll)) is session
+    service.now = 10
+    assert await service.conversations.end_idle() == 1
+
+
 async def test_the_oldest_conversation_ends_when_there_are_too_many(gateway: Gateway) -> None:
     service = Service(gateway, idle=10, held_out=0, most=2)
     sessions = [await service.ask(("user", f"Chat {n}")) for n in range(3)]

@@ -1,4 +1,7 @@
-"""Run the real OpenClaw as a process on loopback that writes only into one folder."""
+"""Run OpenClaw as a process on loopback that writes only into one folder, without a sandbox: for tests and benchmarks.
+
+Its tools run with the rights of the caller, so give it a model that you trust.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ import aiohttp
 from clawgym.agents.openclaw.config import ENV
 from clawgym.agents.openclaw.install import Installation
 
+__all__ = ["OpenClaw", "configuration", "openclaw", "provider"]
+
 _TAKEN = "config change applied"
-TOKEN = "a-token-for-the-tests"
+TOKEN = "a-token-on-loopback"
 
 
 def provider(base_url: str, key: str, *, context_window: int = 128_000, **model: Any) -> dict[str, Any]:
@@ -38,7 +43,11 @@ def provider(base_url: str, key: str, *, context_window: int = 128_000, **model:
 
 
 def configuration(
-    port: int, workspace: Path, providers: Mapping[str, Any], defaults: Mapping[str, Any], tools: Mapping[str, Any]
+    port: int,
+    workspace: Path,
+    providers: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    tools: Mapping[str, Any],
 ) -> dict[str, Any]:
     """A configuration without channels, plugins, heartbeat and update checks."""
     return {
@@ -126,14 +135,21 @@ async def openclaw(
     *,
     defaults: Mapping[str, Any] | None = None,
     tools: Mapping[str, Any] | None = None,
+    **parts: Any,
 ) -> AsyncIterator[OpenClaw]:
-    """Start OpenClaw in the new folder ``home`` and wait until it answers; end it and its children afterwards."""
+    """Start OpenClaw in the new folder ``home`` and wait until it answers; end it and its children afterwards.
+
+    ``providers`` are the models, with an agent for each. ``defaults`` and ``tools`` are added to these parts of its
+    configuration; ``parts`` replace whole parts, such as ``channels``."""
     node, entry = copy.node, copy.entry
     for name in ("tmp", "plugins", ".openclaw", *(f"work/{agent}" for agent in providers)):
         (home / name).mkdir(parents=True)
     port = _free_port()
     config = configuration(port, home / "work", providers, defaults or {}, tools or {})
-    (home / ".openclaw" / "openclaw.json").write_text(json.dumps(config), "utf-8")
+    channels = parts.get("channels", {})
+    if channels:
+        config["plugins"] = {"allow": [*channels]}
+    (home / ".openclaw" / "openclaw.json").write_text(json.dumps({**config, **parts}), "utf-8")
     environment = {
         "HOME": str(home),
         "TMPDIR": str(home / "tmp"),
@@ -142,6 +158,9 @@ async def openclaw(
         "OPENCLAW_BUNDLED_PLUGINS_DIR": str(home / "plugins"),
         **ENV,
     }
+    if channels:  # they are plugins
+        for name in ("OPENCLAW_SKIP_CHANNELS", "OPENCLAW_SKIP_PROVIDERS", "OPENCLAW_BUNDLED_PLUGINS_DIR"):
+            del environment[name]
     with open(home / "log.txt", "wb") as log:
         process = await asyncio.create_subprocess_exec(
             node, entry, "gateway", "--bind", "loopback", "--port", str(port), "--token", TOKEN,
