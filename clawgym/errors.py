@@ -144,6 +144,10 @@ class ServiceError(ClawGymError):
     """A service that trains on its use cannot do what was asked; the message says what to do."""
 
 
+class ServiceUnreachable(ServiceError):
+    """A service on another machine did not answer. Trying again later may help."""
+
+
 class BudgetExceeded(ClawGymError):
     """A phase, token or cost budget is used up; the episode ends as ``truncated``.
 

@@ -72,6 +72,7 @@ CHECK = (
     "invariants/test_tools_hold.py",
     "invariants/test_training_",
     "live/test_live.py::test_a_browser_shows_markup_of_a_task_as_text",
+    "online/test_elsewhere.py::test_a_trainer_on_another_machine",
     "online/test_gate.py",
     "online/test_redaction.py::test_a_megabyte_takes_seconds",
     "redteam/",

@@ -23,6 +23,7 @@ app = typer.Typer(help="Serve a model that is trained on its use, behind a gate.
 
 Dir = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the service.")]
 _DIR = Path("service")
+_TRAINING = Path("service-training")
 _ABOUT = ("actor/step_kl", "actor/advantage_abs_mean", "opd/turns_taught")
 
 
@@ -41,6 +42,9 @@ def serve(
     port: Annotated[int, typer.Option(help="Port for clients; 0: any free port.")] = 0,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
+    train_elsewhere: Annotated[
+        bool, typer.Option("--train-elsewhere", help="Train on another machine, by `clawgym serve train`.")
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Serve a model to clients of OpenAI and Anthropic, and train it on what they say.
@@ -64,12 +68,12 @@ def serve(
 
         raise typer.Exit(check_model(chosen, weights=False))
     held.create(chosen)
-    run = _serve(held, host, port, tls_of(tls_cert, tls_key))
+    run = _serve(held, host, port, tls_of(tls_cert, tls_key), train_elsewhere)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(run)
 
 
-async def _serve(folder: ServiceFolder, host: str, port: int, tls: Any) -> None:
+async def _serve(folder: ServiceFolder, host: str, port: int, tls: Any, train_elsewhere: bool) -> None:
     from clawgym.cli._running import stop_on_signals
     from clawgym.cli.gateway import freeze_objects
     from clawgym.online.service import open_service
@@ -77,7 +81,8 @@ async def _serve(folder: ServiceFolder, host: str, port: int, tls: Any) -> None:
     console, out = Console(stderr=True), Console()
     stop = asyncio.Event()
     stop_on_signals(stop, lambda _: console.say("Stopping: running replies are recorded as aborted."))
-    async with open_service(folder, host=host, port=port, tls=tls, say=console.say) as service:
+    where: dict[str, Any] = {"host": host, "port": port, "tls": tls}
+    async with open_service(folder, **where, say=console.say, train_elsewhere=train_elsewhere) as service:
         freeze_objects()
         for name, value in (
             ("base_url", service.base_url),
@@ -87,6 +92,9 @@ async def _serve(folder: ServiceFolder, host: str, port: int, tls: Any) -> None:
             ("folder", folder.path),
         ):
             out.say(f"{name + ':':<11}{value}")
+        if train_elsewhere:
+            url = service.base_url.removesuffix("/v1")
+            out.say(f"to train:  clawgym serve train {url} --key-file {folder.training_key}")
         await stop.wait()
 
 
@@ -94,7 +102,7 @@ async def _serve(folder: ServiceFolder, host: str, port: int, tls: Any) -> None:
 def status(folder: Dir = _DIR, as_json: JsonFlag = False) -> None:
     """Show whether the service runs, which version answers, what the gate measures, and what waits."""
     held, versions = _open(folder)
-    from clawgym.online.conversations import source_of
+    from clawgym.online.conversations import source_of, waiting_sources
     from clawgym.pool import Pool
 
     where = held.where()
@@ -104,12 +112,14 @@ def status(folder: Dir = _DIR, as_json: JsonFlag = False) -> None:
             if source_of(episode.channel) is not None:
                 ended = "judged" if episode.state == "closed" else "not judged yet"
                 counts["open" if episode.secret_sha256 else ended] += 1
+        stats = pool.stats()
     found = {
         "running": where is not None,
         "base_url": None if where is None else where["base_url"],
         "serving": versions.serving.number,
         "versions": len(versions.all()),
         "conversations": counts,
+        "to_train": waiting_sources(stats),
         "comparison": held.gate_report("latest"),
         "watch": held.gate_report("watch"),
     }
@@ -120,6 +130,13 @@ def status(folder: Dir = _DIR, as_json: JsonFlag = False) -> None:
     console.say(f"The service {'runs at ' + found['base_url'] if where else 'does not run'}.")
     console.say(f"Version {found['serving']} answers; there are {found['versions']} versions.")
     console.say("Conversations: " + ", ".join(f"{count} {name}" for name, count in counts.items()) + ".")
+    if found["to_train"]:
+        waiting = ", ".join(f"{count} of {source}" for source, count in found["to_train"].items())
+        about = held.config
+        console.say(
+            f"To be trained on: {waiting}. A step takes {about.training.rollout.groups}; if several sources speak, at "
+            f"most {about.source_share:.0%} of one."
+        )
     if compared := found["comparison"]:
         console.say(
             f"The gate on version {compared['version']}: {compared['verdict']}: {'; '.join(compared['reasons'])}"
@@ -128,6 +145,43 @@ def status(folder: Dir = _DIR, as_json: JsonFlag = False) -> None:
             console.say(f"  {name:<8} {one['n']:>5} measured, {_interval(one)}")
     if (watched := found["watch"]) and watched["version"] == found["serving"]:
         console.say(f"Version {watched['version']} since its promotion: {watched['reason']}.")
+
+
+@app.command("train")
+def train(
+    url: Annotated[str, typer.Argument(metavar="URL", help="https://HOST:PORT of the service.")],
+    key_file: Annotated[Path, typer.Option(help="A copy of the service's training.key.")],
+    ca: Annotated[Path | None, typer.Option(help="The service's certificate (PEM), if the system has none.")] = None,
+    folder: Annotated[
+        Path, typer.Option("--dir", metavar="FOLDER", help="For checkpoints; the same command resumes.")
+    ] = _TRAINING,
+    settings: Settings = None,
+) -> None:
+    """Train the versions of a service on this machine. The service runs elsewhere, with --train-elsewhere.
+
+    --set changes what belongs to this machine: training.compute, and where the model is (training.model.path).
+    """
+    from clawgym.cli._running import resume_command, stop_on_signals
+    from clawgym.errors import ServiceError
+    from clawgym.online.config import ServiceFolder
+    from clawgym.online.elsewhere import ServiceLink
+    from clawgym.online.training import train_elsewhere
+
+    console = Console(stderr=True)
+    try:
+        link = ServiceLink(url, key_file.read_text("utf-8").strip(), ca)
+    except (OSError, ValueError) as error:
+        raise ServiceError(f"{key_file}: cannot be read ({error}): copy training.key of the service") from error
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        stop_on_signals(stop, lambda _: console.say("Stopping: the step that runs is finished first."))
+        console.say(f"Training for {url}. Checkpoints are in {folder}.")
+        await train_elsewhere(ServiceFolder(folder), link, stop, settings or (), say=console.say)
+
+    asyncio.run(run())
+    console.say("Stopped. Resume with:")
+    console.say(resume_command())
 
 
 @app.command()

@@ -7,6 +7,7 @@
 ``versions/``           the versions of the model (:mod:`clawgym.online.versions`)
 ``gate.json``           the comparisons of the gate, and ``gate/`` what they measured
 ``training/``           checkpoints of the training
+``training.key``        the key of a trainer on another machine
 ``control.sock``        while it runs: the control API, with its token in ``control.sock.token``
 ``judge.log`` ...       what the loops say
 ======================  ==============================================================================
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -32,7 +34,7 @@ from clawgym.online.promotion import Criterion, GateRules
 from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.config import TrainConfig, checked_settings, override_settings, read_settings
 
-__all__ = ["GateSettings", "ServiceConfig", "ServiceFolder", "load_service_config"]
+__all__ = ["GateSettings", "ServiceConfig", "ServiceFolder", "load_service_config", "secret_in"]
 
 _DOCS = "docs/how-to/serve.md"
 
@@ -93,7 +95,8 @@ class ServiceConfig(_Part):
     turns: PositiveInt = 16
     """Most turns of one conversation that are trained on."""
     source_share: float = Field(default=0.5, gt=0, le=1)
-    """Largest share of one source in a training step, if there are several."""
+    """Largest share of one source in a training step, and in what the gate measures, if several spoke in the last week.
+    Training waits for the others."""
     redact: bool = True
     """Replace secrets and personal data before a turn is stored. Such turns are not trained on."""
     gate: GateSettings = GateSettings()
@@ -141,6 +144,7 @@ class ServiceFolder:
         self.keys = path / "keys"
         self.training = path / "training"
         self.gate = path / "gate"
+        self.training_key = path / "training.key"
         self.socket = path / "control.sock"
         self.token = path / "control.sock.token"
         self.address = path / "address.json"
@@ -217,6 +221,15 @@ class ServiceFolder:
             return json.loads(self.address.read_bytes())
         except (OSError, ValueError):
             return None
+
+
+def secret_in(file: Path) -> str:
+    """The secret in ``file``, which is made if there is none, for its owner only."""
+    with contextlib.suppress(FileExistsError):
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w") as out:
+            out.write(secrets.token_urlsafe(32))
+    return file.read_text("utf-8").strip()
 
 
 def _shown(value: Any) -> Any:

@@ -29,13 +29,23 @@ from clawgym.gateway.stitch import message_keys, tools_key
 from clawgym.online.openclaw import is_heartbeat
 from clawgym.pool import Pool, PooledEpisode
 
-__all__ = ["CHANNEL", "HEADERS", "HELD_OUT", "Conversations", "channel_of", "source_of"]
+__all__ = [
+    "CHANNEL",
+    "HEADERS",
+    "HELD_OUT",
+    "Conversations",
+    "active_sources",
+    "channel_of",
+    "source_of",
+    "waiting_sources",
+]
 
 HEADERS = ("x-session-id", "x-openclaw-session-key")
 """Headers with the client's id of its session."""
 CHANNEL, HELD_OUT = "live:", "held-out:"
 """The channel of a conversation of SOURCE is ``live:SOURCE`` or ``held-out:SOURCE``."""
 _LONGEST_ID = 256
+_ACTIVE_SECONDS = 7 * 86400.0
 _MOST_RECENT = 4096
 """Replies whose conversation is remembered, for feedback."""
 
@@ -51,6 +61,20 @@ def source_of(channel: str) -> str | None:
         if channel.startswith(prefix):
             return channel.removeprefix(prefix)
     return None
+
+
+def active_sources(stats: Mapping[str, Any]) -> set[str]:
+    """The sources that spoke in the last week, by :meth:`~clawgym.pool.Pool.stats`. They share what is trained on and
+    what the gate counts. A source that is silent for the night counts, or another could take its share."""
+    since = time.time() - _ACTIVE_SECONDS
+    channels = stats["channels"].items()
+    return {source for name, about in channels if (source := source_of(name)) and about["newest"] > since}
+
+
+def waiting_sources(stats: Mapping[str, Any]) -> dict[str, int]:
+    """Source -> how many of its judged conversations wait to be trained on."""
+    waiting = {channel: about["groups"].get("ready", 0) for channel, about in stats["channels"].items()}
+    return {c.removeprefix(CHANNEL): n for c, n in sorted(waiting.items()) if n and c.startswith(CHANNEL)}
 
 
 @dataclass(eq=False)

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import os
-import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +28,9 @@ from clawgym.gateway.calls import ChatCall, Refusal, request_field
 from clawgym.gateway.dialects.errors import ApiFailure, envelope, failure_of
 from clawgym.gateway.server import Address, Gateway, Listeners, read_object, secret_of
 from clawgym.gateway.sessions import HeldBodies, Session
+from clawgym.online.config import secret_in
 from clawgym.online.conversations import Conversations
+from clawgym.online.elsewhere import TrainingDoor
 
 __all__ = ["FEEDBACK", "OFF", "Door", "Keys"]
 
@@ -59,12 +59,7 @@ class Keys:
         if not name.replace("-", "").replace("_", "").isalnum() or len(name) > 64:
             raise ServiceError(f"{name!r} is no name for a key: use letters, digits, - and _")
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = self._folder / name
-        with contextlib.suppress(FileExistsError):
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "w") as out:
-                out.write(secrets.token_urlsafe(32))
-        return file.read_text("utf-8").strip()
+        return secret_in(self._folder / name)
 
     def remove(self, name: str) -> None:
         """Remove the key of a source: from the next request on it is refused. Raises
@@ -128,7 +123,9 @@ class Door:
     """Serves a model to the owners of keys. Use as ``async with``. It is the
     :class:`~clawgym.gateway.server.Admission` of its requests."""
 
-    def __init__(self, gateway: Gateway, conversations: Conversations, keys: Keys) -> None:
+    def __init__(
+        self, gateway: Gateway, conversations: Conversations, keys: Keys, *, trainer: TrainingDoor | None = None
+    ) -> None:
         self._gateway = gateway
         self._conversations = conversations
         self._keys = keys
@@ -136,6 +133,8 @@ class Door:
         app = web.Application()
         for name, handler in (("feedback", self._feedback), ("private", self._private), ("end", self._end)):
             app.router.add_post(f"/v1/{name}", self._guarded(handler))
+        if trainer is not None:
+            trainer.add_routes(app.router)
         gateway.add_routes(app.router, "/v1", self)
         self._listeners = Listeners(app)
 

@@ -1,8 +1,8 @@
 """The loop of the gate: it measures candidates, promotes and rejects them, and watches what was promoted.
 
 Invariants: one candidate is compared at a time. The rules are those of :mod:`clawgym.online.promotion`; a measurement
-is written down before it counts, and never repeated. Only the log of versions says what answers: a promotion or a
-rollback by hand ends the open comparison. A killed gate resumes.
+is written down before it counts, and never repeated. No source has more than its share of what is measured. Only the
+log of versions says what answers: a promotion or a rollback by hand ends the open comparison. A killed gate resumes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 import shutil
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -28,7 +30,7 @@ from clawgym.gateway.render import Renderer
 from clawgym.online.canaries import Canary, canaries
 from clawgym.online.client import open_version, reply_of
 from clawgym.online.config import ServiceConfig, ServiceFolder
-from clawgym.online.conversations import HELD_OUT, source_of
+from clawgym.online.conversations import HELD_OUT, active_sources, source_of
 from clawgym.online.door import FEEDBACK
 from clawgym.online.judging import pause
 from clawgym.online.promotion import (
@@ -213,6 +215,25 @@ class GateKeeper:
         found = [e for name in channels for e in self._pool.episodes(channel=name, state="closed")]
         return sorted((e for e in found if e.opened_at > after), key=lambda e: (e.closed_at or 0.0, e.id))
 
+    def _shared(self, episodes: Sequence[PooledEpisode]) -> Iterator[PooledEpisode]:
+        """Those of ``episodes`` of which no source has more than its share, the measured ones first. A source that has
+        its share waits for the others."""
+        sources = len(active_sources(self._pool.stats()))
+        share = 1.0 if sources < 2 else max(self._config.source_share, 1 / sources)
+        waiting: defaultdict[str, deque[tuple[bool, int, PooledEpisode]]] = defaultdict(deque)
+        for place, episode in enumerate(sorted(episodes, key=lambda episode: episode.id not in self._items)):
+            waiting[episode.channel].append((episode.id not in self._items, place, episode))
+        counts: Counter[str] = Counter()
+        while True:
+            most = math.ceil(share * (counts.total() + 1))
+            fits = [rows[0] for channel, rows in waiting.items() if rows and counts[channel] < most]
+            if not fits:
+                return
+            _, _, episode = min(fits, key=lambda row: row[:2])
+            waiting[episode.channel].popleft()
+            counts[episode.channel] += 1
+            yield episode
+
     def _new_turns(self, after: float, versions: Sequence[Version]) -> list[HeldOutTurn]:
         """The turns of the next conversations that are not measured yet."""
 
@@ -221,7 +242,7 @@ class GateKeeper:
             return any(self._lacks("turns", item, version, scorer) for item, version, scorer in wanted)
 
         found: list[HeldOutTurn] = []
-        for episode in self._held_out(after):
+        for episode in self._shared(self._held_out(after)):
             known = self._items.get(episode.id)
             if known is not None and not lacking(known):
                 continue

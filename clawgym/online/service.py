@@ -27,9 +27,10 @@ from clawgym.gateway.control import Control
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.server import Gateway
 from clawgym.online.client import INTERNAL
-from clawgym.online.config import ServiceConfig, ServiceFolder
+from clawgym.online.config import ServiceConfig, ServiceFolder, secret_in
 from clawgym.online.conversations import Conversations, source_of
 from clawgym.online.door import Door, Keys
+from clawgym.online.elsewhere import TrainingDoor
 from clawgym.online.loops import LOOPS, keep_running
 from clawgym.online.serving import AdapterEngine, VersionedEngine
 from clawgym.online.versions import Versions
@@ -64,6 +65,7 @@ async def open_service(
     tls: ssl.SSLContext | None = None,
     say: Callable[[str], None] = print,
     loops: tuple[str, ...] = LOOPS,
+    train_elsewhere: bool = False,
 ) -> AsyncIterator[Service]:
     """Run the service of ``folder``, which has a configuration (:meth:`ServiceFolder.create`).
 
@@ -74,6 +76,7 @@ async def open_service(
         tls: certificate and key.
         say: told of loops that end.
         loops: the loops to run in processes of their own.
+        train_elsewhere: train on another machine instead (:mod:`clawgym.online.elsewhere`).
 
     Raises:
         ServiceError: a service runs in the folder already.
@@ -102,7 +105,11 @@ async def open_service(
         conversations = Conversations(gateway, idle=config.idle, held_out=config.held_out)
         await conversations.restore()
         keys = Keys(folder.keys)
-        door = await stack.enter_async_context(Door(gateway, conversations, keys))
+        trainer = None
+        if train_elsewhere:
+            loops = tuple(loop for loop in loops if loop != "train")
+            trainer = TrainingDoor(gateway, versions, config, secret_in(folder.training_key))
+        door = await stack.enter_async_context(Door(gateway, conversations, keys, trainer=trainer))
         control = await stack.enter_async_context(Control(gateway))
         await gateway.listen()
         _write_private(folder.token, control.token)

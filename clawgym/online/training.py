@@ -2,8 +2,8 @@
 
 Invariants: a conversation is trained on once, also if this process is killed at any moment: a checkpoint, then the
 version, then the acknowledgement to the pool. Held-out and private conversations are in no batch. One source has at
-most ``source_share`` of a step if there are several. Training goes on from versions that may still answer: where one
-was rejected, rolled back or erased, it starts again from the version that answers.
+most ``source_share`` of a step if several speak; training waits for the others. It goes on from versions that may still
+answer: where one was rejected, rolled back or erased, it starts again from the version that answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,14 +23,15 @@ from typing import Any
 import torch
 
 from clawgym.engines.folders import model_folder
-from clawgym.errors import ServiceError, TrainingError
+from clawgym.errors import ServiceError, ServiceUnreachable, TrainingError
 from clawgym.gateway.render import Renderer
 from clawgym.online.config import ServiceConfig, ServiceFolder
-from clawgym.online.conversations import CHANNEL
+from clawgym.online.conversations import CHANNEL, active_sources, waiting_sources
+from clawgym.online.elsewhere import RemotePool, RemoteVersions, ServiceLink
 from clawgym.online.judging import pause
 from clawgym.online.versions import Version, Versions
 from clawgym.pool import Pool
-from clawgym.pool.states import Batch, BatchEpisode, BatchGroup
+from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, TrainingPool
 from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.common.batch import images_of, make_batch
 from clawgym.trainers.common.checkpoints import load_adapter
@@ -38,7 +39,7 @@ from clawgym.trainers.common.teaching import find_teachers
 from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.training_state import TrainingState
 
-__all__ = ["VersionTrainer", "train_versions"]
+__all__ = ["VersionTrainer", "train_elsewhere", "train_versions"]
 
 _log = logging.getLogger("clawgym.online")
 _POLL_SECONDS = 2.0
@@ -56,14 +57,56 @@ async def train_versions(folder: ServiceFolder, stop: asyncio.Event) -> None:
                 await pause(stop, _POLL_SECONDS)
 
 
+async def train_elsewhere(
+    folder: ServiceFolder,
+    link: ServiceLink,
+    stop: asyncio.Event,
+    settings: Sequence[str] = (),
+    *,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Train the versions of a service on another machine, until ``stop`` is set.
+
+    Args:
+        folder: for the checkpoints. It is no folder of a service.
+        link: the service.
+        stop: ends the training after its step.
+        settings: what is different on this machine, as ``training.compute.KEY=VALUE`` or ``training.model.path=PATH``.
+        say: told when the service does not answer. This waits for it.
+
+    Raises:
+        ServiceError: the folder is that of a service, or of the trainer of another one; or a setting belongs to the
+            service.
+        ServiceUnreachable: the service does not answer at the start.
+    """
+    if folder.pool.exists():
+        raise ServiceError(f"{folder.path}: a service is in it: give another --dir")
+    folder.create(await asyncio.to_thread(link.config, settings))
+    with folder.running():
+        versions = RemoteVersions(folder.versions, link)
+        trainer = await asyncio.to_thread(VersionTrainer, folder, RemotePool(link), versions)
+        said = ""
+        while not stop.is_set():
+            try:
+                worked = await trainer.step()
+                said = ""
+            except ServiceUnreachable as error:
+                if str(error) != said:
+                    said = str(error)
+                    say(f"Waiting: {said}.")
+                worked = False
+            if not worked:
+                await pause(stop, _POLL_SECONDS)
+
+
 class VersionTrainer:
     """Makes versions, one for each training step. It takes up the state in the folder."""
 
-    def __init__(self, folder: ServiceFolder, pool: Pool) -> None:
+    def __init__(self, folder: ServiceFolder, pool: TrainingPool, versions: Versions | None = None) -> None:
         self._config: ServiceConfig = folder.config
         self._about = self._config.training
         self._pool = pool
-        self._versions = Versions(folder.versions)
+        self._versions = versions or Versions(folder.versions)
         self._run = folder.training
         self._run.mkdir(mode=0o700, exist_ok=True)
         self._plan = self._run / "plan.json"
@@ -95,7 +138,7 @@ class VersionTrainer:
             self._follow()
             if len(self._unserved()) > self._about.rollout.staleness:
                 return False  # the gate is behind
-            sources = self._choose(self._ready())
+            sources = self._choose()
             if not sources:
                 return False
             self._write_plan(sources)
@@ -112,8 +155,8 @@ class VersionTrainer:
         return self._state.progress.extra
 
     def _of_step(self) -> Version | None:
-        step = self._state.progress.step
-        return next((v for v in reversed(self._versions.all()) if v.about.get("step") == step), None)
+        sessions = tuple(self._extra["sessions"])
+        return next((version for version in self._versions.all() if version.sessions == sessions), None)
 
     def _stand(self, version: Version) -> None:
         """End a step with the weights of ``version``."""
@@ -155,19 +198,16 @@ class VersionTrainer:
     def _load(self, version: Version) -> None:
         """Take the weights of a version, with a new optimizer."""
         policy = self._state.policy
-        load_adapter(version.adapter, policy)
+        load_adapter(self._versions.adapter_of(version), policy)
         self._state = replace(self._state, learner=Learner(policy, self._about))
 
-    def _ready(self) -> dict[str, int]:
-        """Source -> how many judged conversations wait."""
-        channels = self._pool.stats()["channels"]
-        waiting = {channel: about["groups"].get("ready", 0) for channel, about in channels.items()}
-        return {c.removeprefix(CHANNEL): n for c, n in sorted(waiting.items()) if n and c.startswith(CHANNEL)}
-
-    def _choose(self, ready: Mapping[str, int]) -> dict[str, int]:
-        """How many conversations of each source the next step takes; empty if there are too few."""
+    def _choose(self) -> dict[str, int]:
+        """How many judged conversations of each source the next step takes; empty if there are too few."""
+        stats = self._pool.stats()
+        ready = waiting_sources(stats)
+        sources = len(active_sources(stats) | ready.keys())
         wanted = self._about.rollout.groups
-        most = wanted if len(ready) < 2 else math.ceil(wanted * max(self._config.source_share, 1 / len(ready)))
+        most = wanted if sources < 2 else math.ceil(wanted * max(self._config.source_share, 1 / sources))
         taken = dict.fromkeys(ready, 0)
         while sum(taken.values()) < wanted:
             open_ = [source for source, count in ready.items() if taken[source] < min(count, most)]
@@ -198,12 +238,15 @@ class VersionTrainer:
         return self._fresh(Batch("service", step, tuple(groups), 0.0))
 
     def _fresh(self, batch: Batch) -> Batch:
-        """Without the conversations that were sampled by versions that are too old, or not ancestors."""
+        """Without the conversations that were sampled by versions that are too old, or not ancestors; and without those
+        that were trained on already, by a trainer whose folder is lost."""
         lineage = self._versions.lineage(self.current.number)
         near = {version.number for version in lineage[: self._about.rollout.staleness + 1]}
+        used = {session for version in self._versions.all() for session in version.sessions}
 
         def fresh(member: BatchEpisode) -> bool:
-            return all(version in near for sample in member.sequences for version in sample.policy_versions)
+            sampled = {version for sequence in member.sequences for version in sequence.policy_versions}
+            return member.episode.id not in used and sampled <= near
 
         groups = (replace(group, episodes=tuple(filter(fresh, group.episodes))) for group in batch.groups)
         return replace(batch, groups=tuple(group for group in groups if group.episodes))
@@ -246,6 +289,8 @@ class VersionTrainer:
                 sessions=extra["sessions"],
                 about={"step": self._state.progress.step, "metrics": extra["metrics"]},
             )
+        except ServiceUnreachable:
+            raise  # tried again with the checkpoint, which is safe
         except ServiceError as error:  # a conversation was forgotten meanwhile, or the parent erased
             _log.warning("step %d made no version: %s", self._state.progress.step, error)
             serving = self._versions.serving
@@ -253,7 +298,7 @@ class VersionTrainer:
             self._stand(serving)
             return
         _log.info("version %d: trained on %d conversations", version.number, len(version.sessions))
-        if not self._config.gate.on:
+        if not self._config.gate.on and self._versions[version.number].state == "candidate":
             self._versions.promote(version.number, "without a gate")
 
 

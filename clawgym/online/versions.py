@@ -22,12 +22,13 @@ from typing import Any, Literal
 from clawgym.errors import ServiceError
 from clawgym.records.run_folder import repair_tail
 
-__all__ = ["Event", "State", "Version", "Versions"]
+__all__ = ["LOG", "Event", "State", "Version", "Versions"]
 
 State = Literal["candidate", "promoted", "rejected", "withdrawn", "erased"]
 """``withdrawn``: it was promoted, and rolled back. ``erased``: its weights are deleted, because a conversation that
 they were trained on was forgotten."""
-_LOG, _LOCK, _PART = "log.jsonl", "lock", ".part"
+LOG = "log.jsonl"
+_LOCK, _PART = "lock", ".part"
 _KEPT = 8
 """The newest candidates keep their weights."""
 
@@ -91,9 +92,9 @@ class Versions:
         """Make the folder with ``model``, which is not copied, as version 0; or open the one that is there."""
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(path):
-            if not (path / _LOG).exists():
+            if not (path / LOG).exists():
                 row = {"kind": "made", "version": 0, "parent": None, "folder": str(model.resolve()), "sessions": []}
-                _append(path / _LOG, {**row, "about": dict(about or {})})
+                _append(path / LOG, {**row, "about": dict(about or {})})
             made = cls(path)
             kept = {version.folder for version in made.all() if version.state != "erased"}
             for folder in path.iterdir():  # what a killed process left
@@ -138,6 +139,10 @@ class Versions:
         while (parent := found[-1].parent) is not None:
             found.append(self[parent])
         return tuple(found)
+
+    def adapter_of(self, version: Version) -> Path | None:
+        """The folder of its LoRA adapter, on this machine; None for the first version."""
+        return version.adapter
 
     def exposed(self, session: str) -> tuple[Version, ...]:
         """The versions that have been trained on a conversation, themselves or through an ancestor."""
@@ -255,13 +260,13 @@ class Versions:
             yield
 
     def _append(self, row: Mapping[str, Any]) -> None:
-        _append(self.path / _LOG, row)
+        _append(self.path / LOG, row)
         self._refresh()
 
     def _refresh(self) -> None:
         """Read the lines that are new. An incomplete last line is not there yet."""
         try:
-            with (self.path / _LOG).open("rb") as file:
+            with (self.path / LOG).open("rb") as file:
                 file.seek(self._read)
                 data = file.read()
         except OSError:
@@ -272,7 +277,7 @@ class Versions:
                 self._take(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ServiceError(
-                    f"{self.path / _LOG}: a line is damaged ({error!r}): restore the file from a backup"
+                    f"{self.path / LOG}: a line is damaged ({error!r}): restore the file from a backup"
                 ) from error
         self._read += end
 

@@ -148,17 +148,18 @@ def stats(db: sa.Connection) -> dict[str, Any]:
     channels: dict[str, dict[str, Any]] = {}
 
     def of(channel: str) -> dict[str, Any]:
-        empty: dict[str, Any] = {"episodes": {}, "fates": {}, "groups": {}, "dropped": {}}
+        empty: dict[str, Any] = {"episodes": {}, "fates": {}, "groups": {}, "dropped": {}, "newest": 0.0}
         return channels.setdefault(
             channel, empty | dict.fromkeys(("turns", "flawed_turns", "samples", "trained_ids"), 0)
         )
 
     sums = (sa.func.sum(c) for c in (e.n_turns, e.n_flawed, e.n_samples, e.n_trained))
-    counted = sa.select(e.channel, e.state, e.outcome, e.fate, sa.func.count(), *sums)
+    counted = sa.select(e.channel, e.state, e.outcome, e.fate, sa.func.count(), sa.func.max(e.opened_at), *sums)
     sampled: dict[str, tuple[int, int]] = {}
     for line in db.execute(counted.group_by(e.channel, e.state, e.outcome, e.fate)):
-        channel, state, outcome, fate, count, *totals = tuple(line)
+        channel, state, outcome, fate, count, newest, *totals = tuple(line)
         into = of(channel)
+        into["newest"] = max(into["newest"], newest)
         key = outcome or state
         into["episodes"][key] = into["episodes"].get(key, 0) + count
         if fate is not None:

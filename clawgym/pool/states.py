@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from clawgym.records import TrainingSequence
+from clawgym.records import Image, TrainingSequence, Turn
 
-__all__ = ["PROCESS_REWARD", "Batch", "BatchEpisode", "BatchGroup", "EpisodeEnd", "PooledEpisode"]
+__all__ = ["PROCESS_REWARD", "Batch", "BatchEpisode", "BatchGroup", "EpisodeEnd", "PooledEpisode", "TrainingPool"]
 
 PROCESS_REWARD = "judge"
 """The name of the turn rewards that training uses as process rewards."""
@@ -103,3 +103,21 @@ class Batch:
     """Seconds since 1970, by the clock of the database."""
     acked: bool = False
     """Whether the step was acknowledged before: a consumer that resumed an older checkpoint gets the same batch."""
+
+
+class TrainingPool(Protocol):
+    """What training asks of a :class:`~clawgym.pool.Pool`, which may be on another machine."""
+
+    def stats(self) -> dict[str, Any]: ...
+
+    def fetch(
+        self, consumer: str, step: int, *, channel: str, groups: int, min_episodes: int, lease_seconds: float
+    ) -> Batch | None: ...
+
+    def ack(self, consumer: str, step: int) -> None: ...
+
+    def turns(self, id: str) -> tuple[Turn, ...]: ...
+
+    def about_turn_rewards(self, id: str) -> dict[str, dict[int, dict[str, Any]]]: ...
+
+    def image(self, sha256: str) -> Image: ...

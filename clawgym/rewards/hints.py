@@ -20,7 +20,7 @@ from clawgym.rewards.scoring import Scored, Scorer, ScoreRequest
 
 if TYPE_CHECKING:
     from clawgym.gateway.render import Renderer
-    from clawgym.pool import Pool
+    from clawgym.pool.states import TrainingPool
 
 __all__ = ["Choice", "HintedTurn", "NoTeacher", "Teacher", "choose", "hinted_prompt", "teach", "tools_of", "with_hint"]
 
@@ -89,7 +89,7 @@ def with_hint(message: Mapping[str, Any], hint: str) -> dict[str, Any]:
     return {**message, "content": f"{content}\n\n{paragraph}" if content else paragraph}
 
 
-def tools_of(pool: Pool, turns: Sequence[Turn], index: int) -> list[dict[str, Any]]:
+def tools_of(pool: TrainingPool, turns: Sequence[Turn], index: int) -> list[dict[str, Any]]:
     """The tool definitions of a turn, as stored by the gateway; empty if there were none or they were not stored."""
     try:
         return json.loads(pool.image(turns[index].tools).data) if turns[index].tools else []

@@ -33,6 +33,7 @@ NOT_NAMES = {
 }
 """Name that a command must not use -> the name that the others use for it."""
 OWN_MEANING = {
+    "--dir": "of a service, or of its trainer on another machine",
     "--format": "the formats of tasks and of pools differ",
     "--outcome": "of what is exported, or how a session ended",
     "--model": "eval takes several models, the gateway one or a folder",
@@ -96,7 +97,7 @@ def test_positional_arguments_have_known_names() -> None:
         "TASK",
         "FOLDER",
     }
-    known |= {"SESSION", "VERSION", "[VERSION]", "PACKAGE", "KIND", "[RUN|PID]", "TASK_ID", "rl|sft|prm"}
+    known |= {"SESSION", "VERSION", "[VERSION]", "PACKAGE", "KIND", "[RUN|PID]", "TASK_ID", "URL", "rl|sft|prm"}
     shown = {
         (name, argument.metavar or argument.name.upper())
         for name, command in ALL.items()

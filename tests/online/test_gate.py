@@ -61,9 +61,9 @@ class Setup:
         copy = partial(shutil.copytree, self._adapter, dirs_exist_ok=True)
         return self.versions.add(copy, parent=parent, sessions=[]).number
 
-    async def talk(self, count: int) -> None:
+    async def talk(self, count: int, source: str = "user") -> None:
         """Conversations with a thumb each, judged."""
-        base, key = self.service.base_url, self.service.keys.make("user")
+        base, key = self.service.base_url, self.service.keys.make(source)
         async with openai.AsyncOpenAI(base_url=base, api_key=key, max_retries=0) as client:
             for number in range(count):
                 messages: list[Any] = [{"role": "user", "content": f"Tell me more, {number}"}]

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from clawgym.pool import Pool
-from clawgym.pool.states import Batch, BatchEpisode
+from clawgym.pool.states import Batch, BatchEpisode, TrainingPool
 from clawgym.records import Image, TrainingSequence
 from clawgym.rewards.hints import Teacher
 from clawgym.trainers.batching import MaskedSequence, Packed, pack
@@ -109,7 +108,7 @@ class TrainingBatch:
         return wanted[self.row].nonzero()[:, 0]
 
 
-def images_of(batch: Batch, pool: Pool) -> dict[str, Image]:
+def images_of(batch: Batch, pool: TrainingPool) -> dict[str, Image]:
     """The images of the training sequences of a batch, by SHA-256. Raises :class:`~clawgym.errors.PoolError` if one is
     not in the pool."""
     members = (e for group in batch.groups for e in group.episodes)

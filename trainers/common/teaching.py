@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from clawgym.gateway.render import Renderer
-from clawgym.pool import Pool
-from clawgym.pool.states import PROCESS_REWARD, Batch
+from clawgym.pool.states import PROCESS_REWARD, Batch, TrainingPool
 from clawgym.records.judge import Judgement
 from clawgym.rewards.hints import HintedTurn, NoTeacher, Teacher, teach, tools_of
 from clawgym.rewards.scoring import Scorer
@@ -25,7 +24,7 @@ Teachers = Mapping[tuple[str, int], Teacher]
 
 
 async def find_teachers(
-    batch: Batch, about: Distillation, pool: Pool, renderer: Renderer, scorer: Scorer
+    batch: Batch, about: Distillation, pool: TrainingPool, renderer: Renderer, scorer: Scorer
 ) -> tuple[Teachers, dict[str, float]]:
     """The teachers of a batch, from the hints of its judge; and metrics: turns with a teacher, and turns without one by
     cause.

@@ -1,0 +1,285 @@
+"""Training on another machine: the trainer is another process, with a folder of its own and a TLS address."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+import openai  # noqa: E402
+
+from clawgym.engines.tiny import make_tiny_model  # noqa: E402
+from clawgym.errors import ServiceError, ServiceUnreachable  # noqa: E402
+from clawgym.online.config import ServiceFolder, load_service_config  # noqa: E402
+from clawgym.online.elsewhere import RemotePool, RemoteVersions, ServiceLink  # noqa: E402
+from clawgym.online.judging import ConversationJudge  # noqa: E402
+from clawgym.online.service import Service, open_service  # noqa: E402
+from clawgym.online.training import VersionTrainer, train_elsewhere  # noqa: E402
+from clawgym.pool import Pool  # noqa: E402
+
+SETTINGS = [
+    "redact=false", "held_out=0", "gate.on=false", "training.rollout.groups=2", "training.reward.judge=complaints",
+    "training.optimizer.lr=0.01",
+]  # fmt: skip
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", spread=0.05)
+
+
+@pytest.fixture
+def folder(model: Path, tmp_path: Path) -> ServiceFolder:
+    made = ServiceFolder(tmp_path / "service")
+    made.create(load_service_config(None, str(model), SETTINGS))
+    return made
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", where / "key.pem", "-out", where / "cert.pem"],
+        check=True, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return where / "cert.pem"
+
+
+@asynccontextmanager
+async def serving(folder: ServiceFolder, certificate: Path, **where: Any) -> AsyncIterator[Service]:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    async with open_service(folder, loops=("train",), train_elsewhere=True, tls=tls, **where) as service:
+        yield service
+
+
+async def talk(service: Service, folder: ServiceFolder, certificate: Path, count: int = 2) -> None:
+    """Conversations with a thumb each, judged."""
+    trust = ssl.create_default_context(cafile=certificate)
+    async with openai.AsyncOpenAI(
+        base_url=service.base_url,
+        api_key=service.keys.make("user"),
+        max_retries=0,
+        http_client=httpx.AsyncClient(verify=trust),
+    ) as client:
+        for number in range(count):
+            asked: Any = [{"role": "user", "content": f"Tell me about {number} rivers."}]
+            got = await client.chat.completions.create(model="any", messages=asked, max_tokens=6, temperature=1.0)
+            await client.post("/feedback", body={"id": got.id, "score": (1, -1)[number % 2]}, cast_to=object)
+            await client.post("/end", body={"id": got.id}, cast_to=object)
+    with Pool(folder.pool) as pool:
+        judge = ConversationJudge(folder, folder.config, pool)
+        for episode in [e for e in pool.episodes(state="open") if not e.secret_sha256]:
+            assert await judge(episode)
+
+
+def link(service: Service, folder: ServiceFolder, certificate: Path, key: str | None = None) -> ServiceLink:
+    key = folder.training_key.read_text().strip() if key is None else key
+    return ServiceLink(service.base_url.removesuffix("/v1"), key, certificate)
+
+
+async def apart(work: Callable[[], T]) -> T:
+    """In a thread, as the service answers on this loop."""
+    return await asyncio.to_thread(work)
+
+
+async def test_a_trainer_on_another_machine(folder: ServiceFolder, certificate: Path, tmp_path: Path) -> None:
+    """By the command, which is killed, and resumes; the service is restarted meanwhile."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        Path(sys.executable).with_name("clawgym"), "serve", "train", f"https://127.0.0.1:{port}", "--ca", certificate,
+        "--key-file", folder.training_key, "--dir", tmp_path / "trainer", "--set",
+        "training.compute.micro_tokens=512",
+    ]  # fmt: skip
+
+    async def version(number: int, trainer: asyncio.subprocess.Process) -> None:
+        while service.versions.serving.number < number:
+            assert trainer.returncode is None, "the trainer ended"
+            await asyncio.sleep(0.05)
+
+    async with serving(folder, certificate, port=port) as service:
+        await talk(service, folder, certificate)
+        trainer = await asyncio.create_subprocess_exec(*command)
+        await asyncio.wait_for(version(1, trainer), 120)
+        trainer.kill()
+        await trainer.wait()
+        made = service.versions[1]
+        assert (made.parent, len(made.sessions)) == (0, 2)
+        assert sorted(file.name for file in made.folder.iterdir()) == [
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        ]
+        trainer = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        await talk(service, folder, certificate)
+        await asyncio.wait_for(version(2, trainer), 120)
+    assert trainer.stderr is not None
+    while b"Waiting: https://127.0.0.1" not in await asyncio.wait_for(trainer.stderr.readline(), 60):
+        pass
+    async with serving(folder, certificate, port=port) as service:
+        assert service.versions.serving.number == 2
+        await talk(service, folder, certificate)
+        await asyncio.wait_for(version(3, trainer), 120)
+        trainer.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(trainer.communicate(), 60)
+        with Pool(folder.pool) as pool:
+            assert pool.stats()["channels"]["live:user"]["groups"] == {"consumed": 6}
+            used = [session for one in service.versions.all() for session in one.sessions]
+            assert len(used) == len(set(used)) == 6, "each conversation is trained on once"
+    assert not (folder.training / "state.json").exists()
+
+
+async def test_calls_of_the_pool_give_what_the_pool_gives(folder: ServiceFolder, certificate: Path) -> None:
+    async with serving(folder, certificate) as service:
+        await talk(service, folder, certificate)
+        remote = RemotePool(link(service, folder, certificate))
+        about: dict[str, Any] = {"channel": "live:user", "groups": 2, "min_episodes": 1, "lease_seconds": 100.0}
+        with Pool(folder.pool) as pool:
+            batch = await apart(lambda: remote.fetch("a", 0, **about))
+            assert batch is not None
+            own = pool.fetch("a", 0, **about)
+            assert own is not None
+            assert batch == replace(own, lease_until=batch.lease_until)
+            assert await apart(lambda: remote.fetch("a", 1, **about)) is None
+            for id in [member.episode.id for group in batch.groups for member in group.episodes]:
+                assert await apart(lambda id=id: remote.turns(id)) == pool.turns(id)
+                assert await apart(lambda id=id: remote.about_turn_rewards(id)) == pool.about_turn_rewards(id)
+            assert (await apart(remote.stats))["channels"] == pool.stats()["channels"]
+            await apart(lambda: remote.ack("a", 0))
+            assert pool.stats()["batches"] == {"acked": 1}
+        with pytest.raises(ServiceUnreachable, match="no image 0000"):
+            await apart(lambda: remote.image("0" * 64))
+
+
+async def test_a_lost_folder_of_the_trainer_repeats_nothing(
+    folder: ServiceFolder, certificate: Path, tmp_path: Path
+) -> None:
+    """A new one starts with the weights that answer."""
+    async with serving(folder, certificate) as service:
+
+        async def step(name: str) -> VersionTrainer:
+            at = ServiceFolder(tmp_path / name)
+            found = link(service, folder, certificate)
+
+            def work() -> VersionTrainer:
+                at.create(found.config())
+                trainer = VersionTrainer(at, RemotePool(found), RemoteVersions(at.versions, found))
+                while asyncio.run(trainer.step()):
+                    pass
+                return trainer
+
+            return await apart(work)
+
+        for _ in range(2):
+            await talk(service, folder, certificate)
+            await step("first")
+        assert service.versions.serving.number == 2
+        await talk(service, folder, certificate)
+        await step("second")
+        made = service.versions.serving
+        used = [session for one in service.versions.all() for session in one.sessions]
+        assert (made.number, made.parent) == (3, 2)
+        assert len(used) == len(set(used)) == 6
+
+
+async def test_the_keys_of_clients_and_of_the_trainer_are_different(folder: ServiceFolder, certificate: Path) -> None:
+    async with serving(folder, certificate) as service:
+        key, user = folder.training_key.read_text().strip(), service.keys.make("user")
+        assert folder.training_key.stat().st_mode & 0o777 == 0o600
+        trust = ssl.create_default_context(cafile=certificate)
+        base = service.base_url.removesuffix("/v1")
+        async with httpx.AsyncClient(verify=trust) as client:
+
+            async def status(method: str, path: str, secret: str | None, body: bytes = b"{}") -> int:
+                headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+                return (await client.request(method, f"{base}{path}", headers=headers, content=body)).status_code
+
+            calls = [("GET", "config"), ("POST", "pool/stats"), ("GET", "versions"), ("POST", "versions"),
+                     ("GET", "versions/0/adapter_config.json")]  # fmt: skip
+            for method, path in calls:
+                for secret in (None, "x", user, folder.keys.name):
+                    assert await status(method, f"/training/{path}", secret) == 401, (path, secret)
+            assert await status("GET", "/v1/models", key) == 401
+            for path in (
+                "pool/erase", "pool/close", "pool/__init__", "pool/episodes", "pool/revoke", "pool/curate",
+            ):  # fmt: skip
+                assert await status("POST", f"/training/{path}", key) == 404, path
+            assert await status("POST", "/training/pool/turns", key, b'{"id": "x", "more": 1}') == 400
+            assert await status("POST", "/training/pool/fetch", key, b'{"consumer": "a", "step": 0, "wait": 9}') == 400
+            assert await status("POST", "/training/pool/stats", key, b"[" * 100_000) in (400, 413)
+            for path in ("versions/0/adapter_config.json", "versions/1/..%2f..%2ftraining.key", "versions/-1/x"):
+                assert await status("GET", f"/training/{path}", key) in (404, 500), path
+            assert (await client.get(f"{base}/training/versions/..%2flog.jsonl")).status_code in (401, 404)
+    async with open_service(folder, loops=()) as service:
+        async with httpx.AsyncClient() as client:
+            url = service.base_url.removesuffix("/v1") + "/training/config"
+            headers = {"Authorization": f"Bearer {key}"}
+            assert (await client.get(url, headers=headers)).status_code == 404, "only with train_elsewhere"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{}\n", b'{"parent": 0, "sessions": [], "about": {}}\n', b"x" * 100_000 + b"\n",
+        b'{"parent": 0, "sessions": [], "about": {}}\n99999999999999\n', b'{"parent": 9, "sessions": [], "about": {}}\n'
+        b"2\n{}2\nab", b'{"parent": 0, "sessions": [], "about": {}}\n-5\n', b'{"parent": 0, "sessions": [], "about": '
+        b'{}}\n2\n{}2\na',
+    ],
+    ids=["nothing", "empty", "no-files", "long", "huge", "no-parent", "negative", "short"],
+)  # fmt: skip
+async def test_half_a_version_is_none(folder: ServiceFolder, certificate: Path, body: bytes) -> None:
+    async with serving(folder, certificate) as service:
+        found = link(service, folder, certificate)
+        with pytest.raises(ServiceError):
+            await apart(lambda: found.call("POST", "versions", body))
+        assert [version.number for version in service.versions.all()] == [0]
+        assert sorted(file.name for file in folder.versions.iterdir()) == ["lock", "log.jsonl"]
+
+
+async def test_a_trainer_is_told_what_is_wrong(folder: ServiceFolder, certificate: Path, tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    async with serving(folder, certificate) as service:
+        found = link(service, folder, certificate)
+        with pytest.raises(ServiceError, match="a service is in it: give another --dir"):
+            await train_elsewhere(folder, found, stop)
+        with pytest.raises(ServiceError, match="belongs to the service"):
+            await apart(lambda: found.config(["training.optimizer.lr=1"]))
+        assert (await apart(lambda: found.config(["training.compute.threads=2"]))).training.compute.threads == 2
+        wrong = link(service, folder, certificate, key="wrong")
+        with pytest.raises(ServiceUnreachable, match="not the key for training"):
+            await apart(wrong.config)
+        stranger = ServiceLink(service.base_url.removesuffix("/v1"), "key")
+        with pytest.raises(ServiceUnreachable, match="certificate"):
+            await apart(stranger.config)
+        mirror = await apart(lambda: RemoteVersions(tmp_path / "copy", found))
+        with pytest.raises(ServiceError, match="only the service changes its versions"):
+            mirror.promote(0, "by hand")
+    with pytest.raises(ServiceUnreachable, match="--train-elsewhere"):
+        await apart(found.config)
+    with pytest.raises(ServiceError, match="sent unencrypted"):
+        ServiceLink("http://192.0.2.1:8443", "key")
+    with pytest.raises(ServiceError, match="give https://HOST:PORT"):
+        ServiceLink("ftp://192.0.2.1", "key")
+    with pytest.raises(ServiceError, match="has no certificates"):
+        ServiceLink("https://192.0.2.1:8443", "key", folder.path / "service.json")
+    assert json.loads((folder.path / "service.json").read_bytes())["gate"]["on"] is False
+    assert os.listdir(folder.keys) == ["user"] if folder.keys.exists() else True
