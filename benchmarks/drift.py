@@ -26,8 +26,9 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
@@ -154,30 +155,14 @@ async def cell(
     user, asked = user_of(seed), requests(seed)
     heldout = list(itertools.islice(requests(seed, heldout=True), _MEASURED))
     memory, trains = arm in ("memory", "both"), arm != "memory"
-    first: list[float] = []
-    promoted: list[dict[str, int]] = []
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(open_service(folder, loops=()))
         pool = stack.enter_context(Pool(folder.pool))
         person = Person(user, service, feedback, seed)
-        judge = ConversationJudge(folder, folder.config, pool)
-        trainer = VersionTrainer(folder, pool)
-        gate = GateKeeper(folder, pool) if arm in ("gated", "both") else None
         before = await person.measured(heldout, memory=False)
-        while len(first) < conversations:
-            talks = (person.talk(request, memory=memory) for request in itertools.islice(asked, at_once))
-            first += await asyncio.gather(*talks)
-            for episode in [e for e in pool.episodes(state="open") if not e.secret_sha256]:
-                await judge(episode)
-            while trains and await trainer.step():
-                pass
-            while gate is not None and await gate.step():
-                pass
-            serving = service.versions.serving.number
-            if serving != (promoted[-1]["version"] if promoted else 0):
-                promoted.append({"version": serving, "after": len(first)})
-            mean = fmean(first[-at_once:])
-            say(f"{out.name}: {len(first)} conversations, first replies {mean:.2f}, version {serving}")
+        talk = partial(person.talk, memory=memory)
+        gate = GateKeeper(folder, pool) if arm in ("gated", "both") else None
+        first, promoted = await live(folder, service, pool, talk, asked, conversations, at_once, say, trains, gate)
         after = await person.measured(heldout, memory=memory)
         versions = service.versions.all()
     return {
@@ -186,6 +171,41 @@ async def cell(
         "rejected": [{"version": v.number, "why": v.gate[-1]["reasons"][0]} for v in versions if v.state == "rejected"],
         "seconds": time.monotonic() - began,
     }  # fmt: skip
+
+
+async def live(
+    folder: ServiceFolder,
+    service: Service,
+    pool: Pool,
+    talk: Callable[[UserRequest], Awaitable[float]],
+    asked: Iterator[UserRequest],
+    conversations: int,
+    at_once: int,
+    say: Callable[[str], None],
+    trains: bool,
+    gate: GateKeeper | None = None,
+) -> tuple[list[float], list[dict[str, int]]]:
+    """Conversations with a service, some at a time; then the loops work until nothing is left to do. Returns what each
+    ``talk`` returned, and the versions that came to answer."""
+    first: list[float] = []
+    promoted: list[dict[str, int]] = []
+    judge = ConversationJudge(folder, folder.config, pool)
+    trainer = VersionTrainer(folder, pool)
+    while len(first) < conversations:
+        first += await asyncio.gather(*map(talk, itertools.islice(asked, at_once)))
+        for episode in list(pool.episodes(state="open")):
+            await service.conversations.end(episode.id)
+            await judge(pool.episode(episode.id))
+        while trains and await trainer.step():
+            pass
+        while gate is not None and await gate.step():
+            pass
+        serving = service.versions.serving.number
+        if serving != (promoted[-1]["version"] if promoted else 0):
+            promoted.append({"version": serving, "after": len(first)})
+        mean = fmean(first[-at_once:])
+        say(f"{folder.path.name}: {len(first)} conversations, first replies {mean:.2f}, version {serving}")
+    return first, promoted
 
 
 async def _run(options: argparse.Namespace) -> int:

@@ -151,6 +151,7 @@ SLOW_MACHINE = (
     "gateway/test_openclaw",
     "live/",
     "live/test_live.py::test_a_browser_shows_markup_of_a_task_as_text",
+    "online/test_openclaw",
     "redteam/",
     "reporting/",
     "rollout/",
