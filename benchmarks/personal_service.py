@@ -59,7 +59,9 @@ _AGENT = "service"
 _WINDOW = 32_768
 """The context window as OpenClaw is told: it takes none below 16,000."""
 _NOTES = (
-    "{%- set opening = opening.split('/USER.md\\n')[1].split('\\n## ')[0] if '/USER.md\\n' in opening else opening -%}"
+    "{%- if '/USER.md\\n' in opening -%}"
+    "{%- set opening = opening.split('/USER.md\\n')[1].split('\\n## ')[0] | trim -%}"
+    "{%- endif -%}"
 )
 _MISSING = "{%- set opening = '' if opening.startswith('[MISSING]') else opening -%}"
 _OPENING = "{%- set opening = text_of(messages[0].content) -%}"
@@ -140,7 +142,7 @@ class Person:
 async def cell(base: Path, out: Path, arm: Arm, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One service and one OpenClaw, from the first version to the last."""
     shutil.rmtree(out, ignore_errors=True)
-    folder, began = ServiceFolder(out / "service"), time.monotonic()
+    folder, began = ServiceFolder(out), time.monotonic()
     folder.create(load_service_config(None, str(base), settings(arm, seed)))
     user, asked = user_of(seed), requests(seed)
     heldout = list(itertools.islice(requests(seed, heldout=True), options.measured))
@@ -240,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--arm", action="append", choices=ARMS, help=f"may be given several times; default: {', '.join(_DEFAULT)}"
     )
     parser.add_argument("--seeds", type=int, default=3, help="of people and requests, from 0 on")
-    parser.add_argument("--conversations", type=int, default=256)
+    parser.add_argument("--conversations", type=int, default=192)
     parser.add_argument("--measured", type=int, default=64, help="held-out requests, before and after")
     parser.add_argument("--config", default="personal-cpu", help="the recipe of the first version")
     parser.add_argument("--out", "-o", type=Path, default=Path("runs/personal-service"))
