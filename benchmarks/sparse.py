@@ -21,8 +21,8 @@ number of updates on as many episodes, and without imitation,
 - ``self-only``: advantages are 0; solved episodes and those of the base are imitated.
 
 Settings were chosen on seeds 100 to 102. Every run is a folder below ``--out``, and the same command resumes it. The
-table shows success on held-out tasks, sampled at temperature 1, with the checkpoint that the validation split chose,
-and the difference to ``outcome`` of the same seed: its mean over seeds with Student's interval of 95 %.
+table shows success on held-out tasks, sampled at temperature 1, with the checkpoint that the validation split chose.
+Differences are those of the same seed: their mean over seeds with Student's interval of 95 %.
 """
 
 from __future__ import annotations
@@ -182,24 +182,34 @@ def turns(run: Path) -> float:
 
 def table(out: Path, seeds: list[int]) -> None:
     """What is there, as Markdown."""
-    print("| arm | seed | before | after | files right, before | after | to outcome | turns | minutes |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| arm | seed | before | after | files right, before | after | turns | minutes |")
+    print("|---|---|---|---|---|---|---|---|")
+    ends: dict[str, dict[int, dict[str, float]]] = {arm: {} for arm in ARMS}
     for arm in ARMS:
-        gains: list[float] = []
         for seed in seeds:
-            run, base, alone = out / f"{arm}-{seed}", out / f"base-{seed}", out / f"outcome-{seed}"
+            run, base = out / f"{arm}-{seed}", out / f"base-{seed}"
             if not (run / "report.html").exists():
                 continue
             before, after = heldout(base), heldout(run)
-            gain = after["score"] - heldout(alone)["score"] if (alone / "report.html").exists() else float("nan")
-            gains.append(gain)
+            ends[arm][seed] = after
             print(
                 f"| {arm} | {seed} | {before['score']:.3f} | {after['score']:.3f} "
                 f"[{after['low']:.2f}, {after['high']:.2f}] | {before['partial']:.2f} | {after['partial']:.2f} "
-                f"| {gain:+.3f} | {turns(run):,.0f} | {seconds(run) / 60:.0f} |"
+                f"| {turns(run):,.0f} | {seconds(run) / 60:.0f} |"
             )
-        if len(gains) > 1:
-            print(f"| **{arm}** | all | | | | | **{fmean(gains):+.3f}** +- {half_width(gains):.3f} | | |")
+    print("\n| difference | seeds | success | positive in | files right | positive in |\n|---|---|---|---|---|---|")
+    others = [arm for arm in ARMS if arm not in ("outcome", "milestones")]
+    pairs = [("milestones", "outcome"), *((arm, "outcome") for arm in others), *(("milestones", arm) for arm in others)]
+    for better, worse in pairs:
+        both = sorted(ends[better].keys() & ends[worse].keys())
+        if len(both) < 2:
+            continue
+        gaps = {name: [ends[better][s][name] - ends[worse][s][name] for s in both] for name in ("score", "partial")}
+        shown = [
+            f"{fmean(gap):+.3f} +- {half_width(gap):.3f} | {sum(one > 0 for one in gap)} of {len(both)}"
+            for gap in gaps.values()
+        ]
+        print(f"| {better} - {worse} | {len(both)} | {' | '.join(shown)} |")
 
 
 def main() -> None:
