@@ -14,8 +14,8 @@ The id is that of the bot's message in the channel, which the model's API does n
 and Discord grow with time, so the reply is the last one to a message with a smaller id. With other channels it is the
 last reply.
 
-Invariant: only such lines at the beginning of a user message count. OpenClaw (2026.4.1) rewrites text of other people
-that looks like one.
+Invariant: only such lines at the beginning of a user message count, and not those that a model wrote to a sub-agent.
+OpenClaw (2026.4.1) rewrites text of other people that looks like one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def reactions(turns: Sequence[Turn]) -> dict[int, int]:
     """Index of a turn -> 1 or -1, what the user's last reaction to its reply says. Other emoji say nothing."""
     found: dict[int, int] = {}
     for index, turn in enumerate(turns):
-        for place, message in enumerate(turn.messages):
+        for place, message in enumerate(() if turn.role == "subagent" else turn.messages):
             for added, emoji, id in _events(_said(message)):
                 reply, score = _reply(turns, index, place, id), _score(emoji)
                 if reply is None or not score:
