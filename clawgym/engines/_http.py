@@ -174,7 +174,7 @@ class HttpEndpoint:
                 if came:
                     watch.pause()
                     if name and len(came[0]) > len(ids):
-                        came = [_without(data, name, ids) for data in came]
+                        came[0] = _without(came[0], name, ids)
                     yield [self._decoded(data) for data in came]
                     seconds, what = self._between, "next part of the answer"
                     watch.set(seconds)

@@ -29,6 +29,7 @@ _COLUMNS = (
     "parent", "role", "flaw", "policy_version", "finish_reason", "malformed_calls",
     "context_ids", "sampled_ids", "logprobs",
 )  # fmt: skip
+_COMPACT = json.JSONEncoder(separators=(",", ":")).encode
 _IN_DOCUMENT = tuple(f.name for f in fields(Turn) if f.name not in _COLUMNS)
 
 
@@ -85,7 +86,7 @@ def _unpack_floats(data: bytes) -> tuple[float, ...]:
 
 def _plain_json(where: str, value: Any) -> bytes:
     try:
-        plain = json.dumps(value, separators=(",", ":")).encode()
+        plain = _COMPACT(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise PoolError(f"{where}: cannot be written as JSON ({error}): give plain data") from error
     if len(plain) > LARGEST_DOCUMENT:
