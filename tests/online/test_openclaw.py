@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import select
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -218,3 +222,36 @@ async def test_reactions_are_feedback(rig: Rig) -> None:
     with Pool(rig.scripted.folder.pool) as pool:
         assert await ConversationJudge(rig.scripted.folder, rig.scripted.folder.config, pool)(pool.episode(episode.id))
         assert pool.turn_rewards(episode.id)[FEEDBACK] == {0: 1.0, 2: -1.0}
+
+
+_RUN = """
+import asyncio, sys
+from pathlib import Path
+from clawgym.agents.openclaw.install import installed
+from clawgym.agents.openclaw.process import openclaw, provider
+
+async def run():
+    model = provider("http://127.0.0.1:1/v1", "key")
+    async with openclaw(installed(), Path(sys.argv[1]), {"main": model}) as claw:
+        print(claw.process.pid, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(run())
+"""
+
+
+async def test_openclaw_ends_with_a_killed_program(tmp_path: Path) -> None:
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _RUN, tmp_path / "home", stdout=asyncio.subprocess.PIPE
+    )
+    assert program.stdout is not None
+    pid = int(await asyncio.wait_for(program.stdout.readline(), 120))
+    watched = os.pidfd_open(pid)
+    try:
+        assert not select.select([watched], [], [], 0)[0]
+        program.kill()
+        ended, _, _ = await asyncio.to_thread(select.select, [watched], [], [], 30)
+        assert ended
+    finally:
+        os.close(watched)
+        await program.wait()

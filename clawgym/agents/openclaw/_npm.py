@@ -14,12 +14,24 @@ from pathlib import Path
 
 from clawgym.errors import AgentError
 
-__all__ = ["npm", "npm_command", "registry_address"]
+__all__ = ["dying_with_parent", "npm", "npm_command", "registry_address"]
 
 _HOW_TO_GET_NPM = "pip install 'clawgym[openclaw]' (which brings npm), or apt-get install npm"
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _SECONDS_BETWEEN_LOOKS = 0.2
 _LINES = 12  # of npm's output that an error message shows
+
+
+def dying_with_parent() -> Callable[[], None]:
+    """A ``preexec_fn`` with which a process is killed when the thread that started it ends, however that ends."""
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def prepare() -> None:
+        prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent had ended before
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return prepare
 
 
 def npm_command() -> list[str]:
@@ -61,13 +73,6 @@ def npm(arguments: Sequence[str], folder: Path, poll: Callable[[], None]) -> Non
     packages = ["--include=optional", "--omit=dev", "--global=false", "--engine-strict=false"]
     command = [*npm_command(), *arguments, *quiet, *packages]
     env = {name: value for name, value in os.environ.items() if name != "NODE_OPTIONS"}
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def die_with_parent() -> None:
-        prctl(_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent had ended before
-            os.kill(os.getpid(), signal.SIGKILL)
-
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,
@@ -77,7 +82,7 @@ def npm(arguments: Sequence[str], folder: Path, poll: Callable[[], None]) -> Non
             stdout=output,
             stderr=output,
             umask=0o022,  # any uid in a sandbox must be able to read the files
-            preexec_fn=die_with_parent,
+            preexec_fn=dying_with_parent(),
         )
         try:
             while True:

@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from clawgym.agents.openclaw._npm import dying_with_parent
 from clawgym.agents.openclaw.config import ENV
 from clawgym.agents.openclaw.install import Installation
 
@@ -165,7 +166,7 @@ async def openclaw(
         process = await asyncio.create_subprocess_exec(
             node, entry, "gateway", "--bind", "loopback", "--port", str(port), "--token", TOKEN,
             cwd=home / "work", env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=dying_with_parent(),
         )  # fmt: skip
     try:
         await _listens(process, port, home / "log.txt")
