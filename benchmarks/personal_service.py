@@ -34,7 +34,7 @@ from typing import Any, Literal, get_args
 from drift import live
 
 from clawgym.agents.openclaw.install import installed
-from clawgym.agents.openclaw.process import OpenClaw, openclaw, provider
+from clawgym.agents.openclaw.process import OpenClawProcess, openclaw, provider
 from clawgym.errors import ClawGymError
 from clawgym.online.config import ServiceFolder, load_service_config
 from clawgym.online.judging import ConversationJudge
@@ -90,7 +90,7 @@ def settings(arm: Arm, seed: int) -> list[str]:
 class Person:
     """Talks to OpenClaw over its chat API, a session for each conversation."""
 
-    def __init__(self, user: User, claw: OpenClaw, service: Service, pool: Pool, *, memory: bool) -> None:
+    def __init__(self, user: User, claw: OpenClawProcess, service: Service, pool: Pool, *, memory: bool) -> None:
         self._user, self._claw, self._service, self._pool, self._memory = user, claw, service, pool, memory
         self._sessions = itertools.count()
         self.turns = 0

@@ -237,6 +237,9 @@ class Posted:
     def content(self) -> Posted:
         return self
 
+    def is_eof(self) -> bool:
+        return False
+
     async def iter_any(self) -> AsyncIterator[bytes]:
         half = len(self._body) // 2
         yield self._body[:half]

@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 pytest.importorskip("peft")
 
 from clawgym.agents.openclaw.install import Installation
-from clawgym.agents.openclaw.process import OpenClaw, provider
+from clawgym.agents.openclaw.process import OpenClawProcess, provider
 from clawgym.agents.openclaw.process import openclaw as running_openclaw
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.online.config import ServiceFolder, load_service_config
@@ -82,7 +82,7 @@ class Rig:
         self.tiny: Served
         self.scripted: Served
         self.signal: SignalDaemon
-        self.claw: OpenClaw
+        self.claw: OpenClawProcess
 
     async def chat(self, text: str, agent: str, session: str) -> str:
         status, said = await self.claw.chat(text, agent, session=session)

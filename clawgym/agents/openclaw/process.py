@@ -21,7 +21,7 @@ from clawgym.agents.openclaw._npm import dying_with_parent
 from clawgym.agents.openclaw.config import ENV
 from clawgym.agents.openclaw.install import Installation
 
-__all__ = ["OpenClaw", "configuration", "openclaw", "provider"]
+__all__ = ["OpenClawProcess", "configuration", "openclaw", "provider"]
 
 _TAKEN = "config change applied"
 TOKEN = "a-token-on-loopback"
@@ -94,7 +94,7 @@ def configuration(
     }
 
 
-class OpenClaw:
+class OpenClawProcess:
     """A running gateway of OpenClaw."""
 
     def __init__(self, home: Path, port: int, process: asyncio.subprocess.Process) -> None:
@@ -137,7 +137,7 @@ async def openclaw(
     defaults: Mapping[str, Any] | None = None,
     tools: Mapping[str, Any] | None = None,
     **parts: Any,
-) -> AsyncIterator[OpenClaw]:
+) -> AsyncIterator[OpenClawProcess]:
     """Start OpenClaw in the new folder ``home`` and wait until it answers; end it and its children afterwards.
 
     ``providers`` are the models, with an agent for each. ``defaults`` and ``tools`` are added to these parts of its
@@ -170,7 +170,7 @@ async def openclaw(
         )  # fmt: skip
     try:
         await _listens(process, port, home / "log.txt")
-        yield OpenClaw(home, port, process)
+        yield OpenClawProcess(home, port, process)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
