@@ -83,4 +83,10 @@ def _convert(gguf: Path, folder: Path) -> None:
     where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name, "local_files_only": True}
     with contextlib.redirect_stderr(io.StringIO()):  # progress bars
         AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-        AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).save_pretrained(folder)
+        read = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        # transformers 5.17 marks what it read from GGUF as quantized, though it is not, and does not save it.
+        vars(read.config).pop("quantization_config", None)
+        plain = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+        plain.load_state_dict(read.state_dict())
+        plain.generation_config = read.generation_config
+        plain.save_pretrained(folder)
