@@ -5,7 +5,9 @@
     python benchmarks/gpu.py --device cpu                        # tries the program itself, without a GPU
 
 - engine: the ``transformers`` engine in bfloat16 beside a forward pass in float32 over the ids that it sampled.
-- mixed: tokens a second of prompts and replies of mixed lengths.
+- decode: tokens a second of 64 prompts and replies of mixed lengths, in float32 and bfloat16, beside the same engine
+  without CUDA graphs, and without them but with cuDNN's attention (on less work); log-probs beside a plain forward pass
+  of the same precision.
 - learner: two updates with all weights and with LoRA, with gradient checkpointing: seconds, peak memory beside the
   estimate of ``--dry-run``.
 - publish: seconds until the engine samples with the new weights, and how far its log-probs are from the trainer's.
@@ -86,6 +88,13 @@ async def replies(engine: Any, work: list[tuple[list[int], int]], adapter: str |
     return list(await asyncio.gather(*(one(*each, seed) for seed, each in enumerate(work))))
 
 
+async def _speed(engine: Any, work: list[tuple[list[int], int]]) -> tuple[float, list[Any]]:
+    """Tokens a second, and what was sampled."""
+    started = time.perf_counter()
+    given = await replies(engine, work)
+    return sum(len(ids) for ids, _ in given) / (time.perf_counter() - started), given
+
+
 def prompts(vocab: int, count: int, longest: int) -> list[list[int]]:
     rng = random.Random(0)
     return [[rng.randrange(9, vocab) for _ in range(rng.randint(4, longest))] for _ in range(count)]
@@ -128,29 +137,41 @@ class Paths:
         work = [(prompt, 64) for prompt in prompts(engine.vocab_size, 8, 64)]
         found = await replies(engine, work)
         await engine.aclose()
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32)
+        return {"mean_difference": self._from_plain(torch.float32, work, found)}
+
+    async def decode(self) -> Figures:
+        found: Figures = {}
+        for dtype in (torch.float32, torch.bfloat16):
+            kind = str(dtype).removeprefix("torch.")
+            engine = TransformersEngine(self._folder, device=self._device, dtype=dtype)
+            rng = random.Random(1)
+            work = [(p, rng.randint(1, 120)) for p in prompts(engine.vocab_size, self._options.sequences, 120)]
+            await replies(engine, work)
+            speed, given = await _speed(engine, work)
+            found[f"{kind} tokens_a_second"] = speed
+            found[f"{kind} mean_difference"] = self._from_plain(dtype, work[:12], given)
+            if engine._batch._graphs:
+                engine._batch._graphs = None
+                found[f"{kind} without graphs"] = (await _speed(engine, work))[0]
+                if dtype == torch.bfloat16:
+                    torch.backends.cuda.enable_cudnn_sdp(True)
+                    less = [(p, min(most, 40)) for p, most in work[:16]]
+                    found[f"{kind} with cuDNN"] = (await _speed(engine, less))[0]
+                    torch.backends.cuda.enable_cudnn_sdp(False)
+            await engine.aclose()
+        return {**found, "peak_bytes": peak(self._device)}
+
+    def _from_plain(self, dtype: torch.dtype, work: list[tuple[list[int], int]], given: list[Any]) -> float:
+        """Mean difference of probabilities between an engine and a plain forward pass in ``dtype``."""
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(self._folder, dtype=dtype)
         model.to(self._device)
         apart = []
-        for (prompt, _), (ids, logprobs) in zip(work, found, strict=True):
+        for (prompt, _), (ids, logprobs) in zip(work, given, strict=False):
             with torch.no_grad():
                 logits = model(torch.tensor([prompt + ids], device=self._device)).logits[0].float().log_softmax(-1)
             own = logits[len(prompt) - 1 : -1].cpu().gather(1, torch.tensor(ids)[:, None])[:, 0]
             apart.append((own.exp() - torch.tensor(logprobs).exp()).abs())
-        every = torch.cat(apart)
-        return {"tokens": len(every), "mean_difference": float(every.mean()), "most": float(every.max())}
-
-    async def mixed(self) -> Figures:
-        engine = TransformersEngine(self._folder, device=self._device, dtype=torch.bfloat16)
-        rng = random.Random(1)
-        longest = self._options.tokens // 2
-        work = [(p, rng.randint(1, longest)) for p in prompts(engine.vocab_size, self._options.sequences, longest)]
-        await replies(engine, work[:2])
-        peak(self._device)
-        started = time.perf_counter()
-        sampled = sum(len(ids) for ids, _ in await replies(engine, work))
-        seconds = time.perf_counter() - started
-        await engine.aclose()
-        return {"sequences": len(work), "tokens_a_second": sampled / seconds, "peak_bytes": peak(self._device)}
+        return float(torch.cat(apart).mean())
 
     def _update(self, lora: bool) -> Figures:
         config = self._config(lora)
@@ -274,7 +295,7 @@ def run(options: argparse.Namespace) -> Figures:
 def show(name: str, figures: Mapping[str, Any]) -> None:
     for key, value in figures.items():
         shown = f"{value / 2**20:,.0f} MiB" if key.endswith("bytes") and value is not None else value
-        print(f"{name:14}{key:24}{f'{shown:.4g}' if isinstance(shown, float) else shown}", flush=True)
+        print(f"{name:14}{key:28}{f'{shown:.4g}' if isinstance(shown, float) else shown}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -283,7 +304,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", help="a folder (default: a tiny random model)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tokens", type=int, default=512, help="of a training sequence (default: 512)")
-    parser.add_argument("--sequences", type=int, default=64, help="of 'mixed' (default: 64)")
+    parser.add_argument("--sequences", type=int, default=64, help="of 'decode' (default: 64)")
     parser.add_argument("--vllm", help="a Python that has vLLM")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="the file of the figures")
     options = parser.parse_args(argv)

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from clawgym.engines._graphs import DecodeGraphs
 from clawgym.engines._prefix import BLOCK, PrefixStore, packed
 from clawgym.engines._sample import sample
 from clawgym.engines._slots import Decode, KVShape, Plan, Prefill, Slab, capacity_for
@@ -92,6 +93,7 @@ class RunningBatch(Generic[_S]):
         self._computing: list[_S] = []
         self._slabs: dict[int, Slab[_S]] = {}
         self._running = 0
+        self._graphs = DecodeGraphs.of(run, model, shape.device)
 
     def __len__(self) -> int:
         return self._running
@@ -120,7 +122,11 @@ class RunningBatch(Generic[_S]):
 
     def fits(self, sequence: _S) -> bool:
         """Whether there is memory for its prompt beside the running sequences; always true if none runs."""
-        return not self._running or self.held + capacity_for(sequence.prompt + 1, self._window) <= self._kv_tokens
+        room = self._kv_tokens - capacity_for(sequence.prompt + 1, self._window)
+        if self.held > room:
+            for slab in self._slabs.values():
+                slab.compact()
+        return not self._running or self.held <= room
 
     def begin(self, sequence: _S, adapter: Adapter | None, root: int) -> bool:
         """Start ``sequence`` with ``adapter``.
@@ -160,15 +166,25 @@ class RunningBatch(Generic[_S]):
 
     def close(self) -> None:
         """Free all memory."""
-        self.forget()
+        self.prefixes.clear()
+        self._slabs.clear()
+        if self._graphs:
+            self._graphs.clear()
         self._computing.clear()
         self._running = 0
         self.hooks.remove()
 
     def forget(self) -> None:
-        """Clear the prefix cache. Only while no sequence runs."""
+        """Clear the prefix cache, after a change of the weights. Only while no sequence runs."""
         self.prefixes.clear()
-        self._slabs.clear()  # removes NaNs that damaged weights may have written
+        # Damaged weights may have written NaNs.
+        if self._graphs:
+            self._graphs.check_weights()
+            with torch.inference_mode():
+                for slab in self._slabs.values():
+                    slab.kv.zero_()
+        else:
+            self._slabs.clear()
 
     def step(self) -> list[tuple[_S, float]]:
         """Run one step. Returns the sequences that got a token (the last of their ``ids``), with its log-probability.
@@ -176,40 +192,52 @@ class RunningBatch(Generic[_S]):
         Raises :class:`OutOfMemory`; then only the prefix cache has changed: it is empty.
         """
         self._make_places()
-        planned = self._plan()
-        if not planned.ids:
+        passes = [planned for planned in self._plan() if planned.ids]
+        if not passes:
             return []
         victim = self._computing[-1] if self._computing else max(self.sequences, key=lambda s: s.length)
-        tokens, logprobs = self._with_memory(victim, lambda: self._compute(planned))
-        for sequence, count in planned.counts:
-            sequence.length += count
-        for sequence, token in zip(planned.ending, tokens, strict=True):
+        going = [sequence for planned in passes for sequence in planned.ending]
+        tokens, logprobs = self._with_memory(victim, lambda: self._compute(passes, going))
+        for planned in passes:
+            for sequence, count in planned.counts:
+                sequence.length += count
+        for sequence, token in zip(going, tokens, strict=True):
             sequence.ids.append(token)
             sequence.number = sequence.uniform()
             if sequence.length == sequence.prompt:
                 self._publish(sequence)  # others may be waiting for this prompt
-        return list(zip(planned.ending, logprobs, strict=True))
+        return list(zip(going, logprobs, strict=True))
 
-    def _compute(self, step: _Step[_S]) -> tuple[list[int], list[float]]:
-        device = self._shape.device
-        with self.hooks.using(step.adapters, device):
-            ids, places, ends = (torch.tensor(x, device=device) for x in (step.ids, step.positions, step.ends))
-            logits = self._run(ids, places, ends.long(), Plan(step.parts))
-        going = step.ending
+    def _compute(self, passes: list[_Step[_S]], going: list[_S]) -> tuple[list[int], list[float]]:
+        logits = [self._logits(planned) for planned in passes]
         if not going:
             return [], []
         return sample(
-            logits,
+            torch.cat(logits) if len(logits) > 1 else logits[0],
             [s.temperature for s in going],
             [s.top_k for s in going],
             [s.top_p for s in going],
             [s.number for s in going],
         )
 
-    def _plan(self) -> _Step[_S]:
+    def _logits(self, step: _Step[_S]) -> torch.Tensor:
+        """(ending sequences, vocabulary)"""
+        if self._graphs and step.slab is not None and not step.adapters:
+            return self._graphs.logits(step.slab, step.ids, step.positions)
+        device = self._shape.device
+        with self.hooks.using(step.adapters, device):
+            ids, places, ends = (torch.tensor(x, device=device) for x in (step.ids, step.positions, step.ends))
+            return self._run(ids, places, ends.long(), Plan(step.parts))
+
+    def _plan(self) -> list[_Step[_S]]:
+        """One forward pass for everything; with graphs, one for each slab, and one for all prompts."""
         step: _Step[_S] = _Step()
+        passes = [step]
         for slab in self._slabs.values():
-            if slab.sequences:
+            if slab.sequences and self._graphs:
+                passes.append(_Step(slab))
+                passes[-1].add_rows(slab)
+            elif slab.sequences:
                 step.add_rows(slab)
         room = self._room
         for sequence in self._computing:
@@ -218,7 +246,7 @@ class RunningBatch(Generic[_S]):
                 break
             room -= len(ids)
             step.add_prompt(sequence, ids, sequence.buffer)
-        return step
+        return passes
 
     def _make_places(self) -> None:
         """Move sequences that outgrew their place, or whose prompt is computed, to the slab where they fit."""
@@ -236,7 +264,7 @@ class RunningBatch(Generic[_S]):
         def move() -> None:
             slab = self._slabs.get(capacity)
             if slab is None:
-                slab = self._slabs[capacity] = Slab(self._shape, capacity)
+                slab = self._slabs[capacity] = Slab(self._shape, capacity, steady=self._graphs is not None)
             row = sequence.row
             slab.add(sequence, kv)
             if sequence.slab is None:
@@ -267,6 +295,9 @@ class RunningBatch(Generic[_S]):
                 if not _out_of_memory(error):
                     raise
             self.prefixes.clear()
+            for slab in self._slabs.values():
+                if not slab.sequences:
+                    slab.compact()
             if self._shape.device.type == "cuda":
                 torch.cuda.empty_cache()
             if last:
@@ -275,9 +306,11 @@ class RunningBatch(Generic[_S]):
 
 
 class _Step(Generic[_S]):
-    """The input of the model in one step."""
+    """The input of one forward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, slab: Slab[_S] | None = None) -> None:
+        self.slab = slab
+        """If the pass decodes the rows of this slab only."""
         self.parts: list[Decode | Prefill] = []
         self.ids: list[int] = []
         self.positions: list[int] = []

@@ -1,8 +1,8 @@
 """The forward pass of the Llama family with fewer calls, for small models, whose time is dominated by call overhead.
 
-It uses the weights of the transformers module in place, so training, weight updates and adapters work. It is used in
-float32 only, for the classes listed here (the same operations, except fused normalisations), and only if its results
-agree with the module when the model is loaded.
+It uses the weights of the transformers module in place, so training, weight updates and adapters work. It is used for
+the classes listed here (the same operations, except fused normalisations), in float32, and in bfloat16 on a GPU, and
+only if its results agree with the module when the model is loaded.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ class Lean:
         attention = self._layers[0].self_attn
         self._head_dim: int = attention.head_dim
         self._scale: float = attention.scaling
+        self.fixed = all(type(m) is nn.Linear for m in model.modules() if hasattr(m, "in_features"))
+        """Whether all linear layers are plain, so that each call launches the same kernels."""
         device = self._embed.weight.device
-        some = torch.zeros(1, 1, 1, device=device)
+        some = torch.zeros(1, 1, 1, device=device, dtype=self._embed.weight.dtype)
         cos, sin = inner.rotary_emb(some, torch.arange(window, device=device)[None])
         # Rotation swaps the halves and negates the first one: the sign is part of the table.
         half = self._head_dim // 2
@@ -43,9 +45,9 @@ class Lean:
     def of(cls, model: Any, window: int, kernels: Kernels = "float32") -> Lean | None:
         """A fast forward pass for ``model``; None if it is not supported."""
         weight = next(model.parameters())
-        if type(model).__name__ not in _FAMILY or weight.dtype != torch.float32:
-            return None
-        if kernels != "float32" and weight.device.type != "cpu":
+        on_cpu = weight.device.type == "cpu"
+        fits = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and not on_cpu)
+        if type(model).__name__ not in _FAMILY or not fits or (kernels != "float32" and not on_cpu):
             return None
         return cls(model, window, kernels)
 

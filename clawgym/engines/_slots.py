@@ -29,10 +29,22 @@ from transformers.masking_utils import sdpa_mask
 
 from clawgym.errors import EngineError
 
-__all__ = ["ATTENTION", "Decode", "KVShape", "Plan", "Prefill", "Slab", "capacity_for", "register_attention"]
+__all__ = [
+    "ATTENTION",
+    "Decode",
+    "KVShape",
+    "Plan",
+    "Prefill",
+    "Slab",
+    "WholeSlab",
+    "capacity_for",
+    "register_attention",
+]
 
 ATTENTION = "clawgym_slots"
 SMALLEST = 256
+STEADY = 16
+"""Fewest rows of a steady slab."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +94,13 @@ _S = TypeVar("_S", bound=_Placed)
 
 
 class Slab(Generic[_S]):
-    """Rows of the same capacity, filled from the front."""
+    """Rows of the same capacity, filled from the front. With ``steady`` their number changes rarely, because CUDA graphs
+    are recorded for it: rows stay until :meth:`compact`."""
 
-    def __init__(self, shape: KVShape, capacity: int) -> None:
+    def __init__(self, shape: KVShape, capacity: int, *, steady: bool = False) -> None:
         self.capacity = capacity
         self.sequences: list[_S] = []
-        self._shape = shape
+        self._shape, self._steady = shape, steady
         self.kv = shape.rows(0, capacity)
         self.seen, self.unseen = torch.tensor([0.0, float("-inf")], dtype=shape.dtype, device=shape.device)
 
@@ -95,7 +108,7 @@ class Slab(Generic[_S]):
         """Copy the first ``sequence.length`` tokens of ``kv`` (layers, 2, kv_heads, T, head_dim) to a new row."""
         row = len(self.sequences)
         if row == self.kv.shape[2]:
-            self._resize(max(1, 2 * row))
+            self._resize(max(STEADY, 4 * row) if self._steady else max(1, 2 * row))
         self.kv[:, :, row, :, : sequence.length].copy_(kv[:, :, :, : sequence.length])
         self.sequences.append(sequence)
         sequence.row = row
@@ -107,8 +120,13 @@ class Slab(Generic[_S]):
             self.kv[:, :, sequence.row, :, : last.length].copy_(self.kv[:, :, last.row, :, : last.length])
             self.sequences[sequence.row] = last
             last.row = sequence.row
-        if 4 * len(self.sequences) <= self.kv.shape[2]:
+        if not self._steady and 4 * len(self.sequences) <= self.kv.shape[2]:
             self._resize(2 * len(self.sequences))
+
+    def compact(self) -> None:
+        """Free the rows of a steady slab that no sequence uses."""
+        if self._steady and len(self.sequences) < self.kv.shape[2]:
+            self._resize(len(self.sequences))
 
     def view(self, sequence: _S) -> torch.Tensor:
         """The sequence's keys and values, in place: (layers, 2, kv_heads, capacity, head_dim)."""
@@ -126,6 +144,8 @@ class Slab(Generic[_S]):
 class Decode:
     """Decodes one token for each row of a slab: tokens ``start`` to ``start + rows`` of the step."""
 
+    _mask: torch.Tensor | None
+
     def __init__(self, slab: Slab[Any], start: int, positions: list[int]) -> None:
         rows, longest = len(positions), max(positions) + 1
         device = slab.kv.device
@@ -135,10 +155,7 @@ class Decode:
         self._keys = slab.kv[:, 0, :rows]
         self._values = slab.kv[:, 1, :rows]
         self._longest = longest
-        self._mask: torch.Tensor | None = None
-        if min(positions) + 1 != longest:
-            seen = torch.arange(longest, device=device) <= self._positions[:, None]
-            self._mask = torch.where(seen, slab.seen, slab.unseen)[:, None, None]
+        self._mask = None if min(positions) + 1 == longest else _mask(slab, longest, self._positions)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None):
         """Attention of N rows: q (heads, N, D), k and v (kv_heads, N, D) -> (N, heads, D)."""
@@ -152,6 +169,25 @@ class Decode:
             grouped, keys[:, :, seen], values[:, :, seen], attn_mask=self._mask, scale=scale
         )
         return out.flatten(1, 2)
+
+
+class WholeSlab(Decode):
+    """Decodes one token for every row of a slab, used or not, over its whole capacity: no shape depends on
+    ``positions`` (rows,), whose values may change between two runs."""
+
+    def __init__(self, slab: Slab[Any], positions: torch.Tensor) -> None:
+        self.span = slice(0, len(positions))
+        self._rows = torch.arange(len(positions), device=positions.device)
+        self._positions = positions
+        self._keys, self._values = slab.kv[:, 0], slab.kv[:, 1]
+        self._longest = slab.capacity
+        self._mask = _mask(slab, slab.capacity, positions)
+
+
+def _mask(slab: Slab[Any], longest: int, positions: torch.Tensor) -> torch.Tensor:
+    """(rows, 1, 1, longest): 0 up to the position of each row, then minus infinity."""
+    seen = torch.arange(longest, device=positions.device) <= positions[:, None]
+    return torch.where(seen, slab.seen, slab.unseen)[:, None, None]
 
 
 class Prefill:

@@ -16,7 +16,17 @@ from clawgym.engines._slots import ATTENTION, Decode, KVShape, Plan, Prefill, Sl
 from clawgym.engines.folders import load_weights, model_folder
 from clawgym.errors import EngineError, MissingDependency
 
-__all__ = ["Quantize", "fitting_window", "load_model", "load_module", "prepare", "read_weights", "sees", "set_weights"]
+__all__ = [
+    "Quantize",
+    "choose_attention",
+    "fitting_window",
+    "load_model",
+    "load_module",
+    "prepare",
+    "read_weights",
+    "sees",
+    "set_weights",
+]
 
 Quantize = Literal["4bit"]
 """Weights of linear layers as NF4 (QLoRA, Dettmers et al. 2023, arXiv:2305.14314), by bitsandbytes."""
@@ -37,6 +47,13 @@ def load_model(
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kind = dtype or (torch.float32 if where.type == "cpu" else "auto")
     return load_module(AutoModelForCausalLM, model_folder(model), where, kind, quantize)
+
+
+def choose_attention(device: torch.device) -> None:
+    """On a GPU, switch cuDNN's attention off in this process: it makes a plan for each new shape, and sequences grow by
+    one with each token (120 tokens/s instead of 1,552 on an H100)."""
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def load_module(
@@ -111,6 +128,7 @@ def prepare(module: torch.nn.Module, kernels: Kernels = "float32") -> tuple[Any,
     if not isinstance(window, int):
         raise EngineError(f"{what} names no max_position_embeddings: {_REFUSED}")
     register_attention()
+    choose_attention(next(model.parameters()).device)
     before: Any = model.config._attn_implementation
 
     def undo() -> None:
@@ -209,7 +227,7 @@ def _try_out(model: Any, layers: int, window: int, what: str, kernels: Kernels) 
         if wrong := rounding_exceeded(torch.bfloat16, _in_pieces(lean, shape, first, second), plain, alone):
             raise EngineError(f"kernels={kernels}: {what}: {wrong}: use float32")
         return lean, shape
-    if lean is not None and not rounding_exceeded(torch.float32, _in_pieces(lean, shape, first, second), plain, alone):
+    if lean is not None and not rounding_exceeded(shape.dtype, _in_pieces(lean, shape, first, second), plain, alone):
         run = lean
     return run, shape
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from clawgym.engines.folders import model_folder
-from clawgym.engines.load import load_module, sees
+from clawgym.engines.load import choose_attention, load_module, sees
 from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.sglang import SGLangEngine
 from clawgym.engines.transformers import Kernels, TransformersEngine
@@ -246,6 +246,7 @@ def load_policy(model: Model, folder: Path, compute: Compute, *, reference: bool
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     device = torch.device(compute.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    choose_attention(device)
     auto: Any = AutoModelForImageTextToText if sees(folder) else AutoModelForCausalLM
     kind = getattr(torch, model.dtype)
     try:
