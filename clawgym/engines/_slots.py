@@ -94,8 +94,8 @@ _S = TypeVar("_S", bound=_Placed)
 
 
 class Slab(Generic[_S]):
-    """Rows of the same capacity, filled from the front. With ``steady`` their number changes rarely, because CUDA graphs
-    are recorded for it: rows stay until :meth:`compact`."""
+    """Rows of the same capacity, filled from the front. With ``steady`` their number changes rarely, because CUDA
+    graphs are recorded for it: rows stay until :meth:`compact`."""
 
     def __init__(self, shape: KVShape, capacity: int, *, steady: bool = False) -> None:
         self.capacity = capacity
