@@ -85,6 +85,9 @@ class SandboxSpec:
 
     That is faster by the start of Python and the imports of common modules. For programs that do not import the
     agent's code. A backend that cannot do so starts them as usual."""
+    one_user: bool = False
+    """Calls that change users and owners do nothing and succeed, so that packages can be installed by root, the only
+    user. For building images, with the backend ``namespace``."""
     mounts: Mapping[str, Path] = field(default_factory=dict)
     """Absolute folder in the sandbox -> folder of this machine, mounted read-only.
 

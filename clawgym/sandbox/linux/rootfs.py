@@ -140,6 +140,8 @@ class Root:
     """Hidden folders of the host's ``/usr``, relative to it."""
     shown: Path = Path()
     """The tree that replaces them, with the requested packages; the last of :attr:`usr`."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables that an image sets."""
 
 
 def _packages() -> dict[str, str]:

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["DENIED", "docker_profile", "program"]
+__all__ = ["DENIED", "USERS", "docker_profile", "program"]
 
 _LD_W_ABS, _JEQ, _JSET, _JGE, _RET, _AND = 0x20, 0x15, 0x45, 0x35, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -104,6 +104,23 @@ SHARED: dict[str, tuple[int, int]] = {
     "shmctl": (31, 195),
     "shmget": (29, 194),
 }
+USERS: dict[str, tuple[int | None, int | None]] = {
+    "capset": (126, 91),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "lchown": (94, None),
+    "setfsgid": (123, 152),
+    "setfsuid": (122, 151),
+    "setgid": (106, 144),
+    "setgroups": (116, 159),
+    "setregid": (114, 143),
+    "setresgid": (119, 149),
+    "setresuid": (117, 147),
+    "setreuid": (113, 145),
+    "setuid": (105, 146),
+}
+"""Calls that change users and owners."""
 _SPECIAL = {
     "clone": (56, 220),
     "clone3": (435, 435),
@@ -122,13 +139,15 @@ _IPPROTO_TCP, _TCP_ULP = 6, 31
 _ARCHES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
-def program(machine: str | None = None, *, shared: bool = False) -> bytes:
+def program(machine: str | None = None, *, shared: bool = False, one_user: bool = False) -> bytes:
     """The filter as bytes (an array of struct sock_filter).
 
     Args:
         machine: ``x86_64`` or ``aarch64``; by default this machine's.
         shared: for a sandbox without network and IPC namespaces of its own: deny internet sockets, System V IPC and
             message queues too.
+        one_user: calls that change users and owners do nothing, and return success. A user namespace with one user
+            would refuse them, and with them most packages.
 
     Raises:
         KeyError: there is no table for the architecture.
@@ -152,6 +171,11 @@ def program(machine: str | None = None, *, shared: bool = False) -> bytes:
         if number is not None:
             emit(_JEQ, number, 0, 1)
             emit(_RET, _ERRNO | _EPERM)
+    for numbers in USERS.values() if one_user else ():
+        number = numbers[column]
+        if number is not None:
+            emit(_JEQ, number, 0, 1)
+            emit(_RET, _ERRNO)
     emit(_JEQ, _SPECIAL["clone3"][column], 0, 1)
     emit(_RET, _ERRNO | _ENOSYS)
     emit(_JEQ, _SPECIAL["clone"][column], 0, 4)

@@ -33,6 +33,7 @@ for name, path in (("clawgym", sys.argv[1]), ("clawgym.sandbox", sys.argv[1] + "
 from clawgym.sandbox.linux import seccomp, syscalls, zygote
 syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
 filters = {"namespace": seccomp.program(), "chroot": seccomp.program(shared=True)}
+filters["one user"] = seccomp.program(one_user=True)
 zygotes = [zygote.fork(filters)]
 if sys.argv[3]:
     zygotes.append(zygote.fork(filters, preloaded=True))

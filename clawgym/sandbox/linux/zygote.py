@@ -36,7 +36,7 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it ends only with t
 
 
 def fork(filters: dict[str, bytes], *, preloaded: bool = False) -> tuple[int, int]:
-    """Start a zygote; ``filters`` has the seccomp filter of each kind of sandbox.
+    """Start a zygote; ``filters`` has the seccomp filter of each kind of sandbox, and others by name.
 
     With ``preloaded`` it imports what short Python programs need (``warm.py``), and its sandboxes interpret them.
 
@@ -135,7 +135,7 @@ def _become_sandbox(message: bytes, received: list[int], filters: dict[str, byte
         guest.prepare(*range(4 + len(gifts), 3 + len(kept)))
         # From here on no other process in the sandbox can trace this one, or read its memory or its descriptors.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-        syscalls.filter_syscalls(filters[plan["kind"]])
+        syscalls.filter_syscalls(filters[plan.get("filter", plan["kind"])])
         guest.main(plan["guest"], range(4, 4 + len(gifts)), 3)
     except BaseException as error:
         name = getattr(error, "filename", None) or ""

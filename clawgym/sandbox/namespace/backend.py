@@ -28,6 +28,7 @@ from clawgym.offload import offloaded
 from clawgym.records import TaskFile, packages_of
 from clawgym.registry import sandboxes
 from clawgym.sandbox import shared_folders
+from clawgym.sandbox.images import ImageStore
 from clawgym.sandbox.inside.trees import Room, remove_tree
 from clawgym.sandbox.link import PORT, PRISTINE, close_late
 from clawgym.sandbox.linux import rootfs, seccomp
@@ -148,7 +149,13 @@ def _stack(root: rootfs.Root, layers: tuple[Path, ...], as_root: bool, pristine:
         mkdirs.append("pristine")
         untouched = "pristine"
     elif pristine:
-        untouched = lower(0, "pristine", root.base[0] / "usr")
+        folders = [path / "usr" for path in root.base if (path / "usr").is_dir()]
+        if len(folders) > 1:
+            overlays.append((None, "pristine", [lower(i, "pristine", path) for i, path in enumerate(folders)][::-1]))
+            mkdirs.append("pristine")
+            untouched = "pristine"
+        else:  # an overlay needs two
+            untouched = lower(0, "pristine", folders[0])
     return _Stack(lowers, tuple(mkdirs), tuple(overlays), untouched)
 
 
@@ -167,6 +174,7 @@ class NamespaceBackend(Probed):
         self.sandboxes: dict[str, NamespaceSandbox] = {}
         self._started: asyncio.Task[None] | None = None
         self._roots: dict[str, rootfs.Root] = {}
+        self._images = ImageStore()
         self._preparing = asyncio.Lock()
         self._sending = asyncio.Semaphore(8)
         self._snapshots: dict[str, tuple[Path, ...]] = {}
@@ -230,9 +238,12 @@ class NamespaceBackend(Probed):
         folder = Path(image)
         if folder.is_absolute() and (folder / "bin").exists():
             return rootfs.Root((folder,), (), image)
+        found = await asyncio.to_thread(self._images.find, image)
+        if found is not None:
+            return rootfs.Root(found.layers, (), found.digest, env=tuple(found.env.items()))
         raise SandboxError(
-            f"image {image!r}: the namespace backend knows 'default', 'default:PACKAGE,PACKAGE' and the absolute "
-            "path of an unpacked root file system: unpack the image there, or use the Docker backend (backend='docker')"
+            f"image {image!r}: is not on this machine: add it (`clawgym images add SOURCE --name {image}`), or use the "
+            "Docker backend (backend='docker')"
         )
 
     def _plan(self, spec: SandboxSpec, root: rootfs.Root, layers: tuple[Path, ...]) -> dict[str, Any]:
@@ -244,7 +255,7 @@ class NamespaceBackend(Probed):
         mkdirs = [*stack.mkdirs]
         binds: list[tuple[str, str]] = []
         if stack.pristine is not None:
-            path = f"{layer}/{stack.pristine}" if as_root or root.usr else stack.pristine
+            path = stack.pristine if stack.pristine.startswith("/") else f"{layer}/{stack.pristine}"
             binds.append((path, f"{PRISTINE}/usr"))
             binds.append(("/dev/null", "/etc/ld.so.preload"))  # every loader reads it
         for index, folder in enumerate(spec.readonly):
@@ -261,9 +272,10 @@ class NamespaceBackend(Probed):
         # Counts the processes of the sandbox's user namespace (Linux 5.14) or of its outer uid.
         rlimits["RLIMIT_NPROC"] = limits.pids
         nonce = secrets.token_hex(8)
-        env = {**rootfs.ENV, **spec.env}
+        env = {**rootfs.ENV, **dict(root.env), **spec.env}
         return {
             "kind": "namespace",
+            "filter": "one user" if spec.one_user else "namespace",
             "lowers": stack.lowers,
             "mounts": mounts,
             "mkdirs": mkdirs,
