@@ -132,6 +132,10 @@ async def _submitted(task: Task, subject: Subject) -> Subject:
     return dataclasses.replace(subject, workspace=await offloaded(tree))
 
 
+_DISARMED = dict.fromkeys(("BASH_ENV", "ENV", "LD_AUDIT", "LD_PRELOAD"), "")
+"""Variables that name files to load code from. An image or a task may set them to files that the agent can change."""
+
+
 async def _run(
     task: Task, subject: Subject, backend: Backend, restore: tuple[str, ...], grades: Grades | None = None
 ) -> VerifierReport:
@@ -153,7 +157,7 @@ async def _run_once(task: Task, subject: Subject, backend: Backend, restore: tup
     sandbox_spec = SandboxSpec(
         image=task.sandbox_image,
         limits=dataclasses.replace(task.limits, command_seconds=task.limits.verify_seconds),
-        env={**task.env, **spec.env},
+        env={**task.env, **_DISARMED, **spec.env},
         workdir=task.workspace,
         readonly=mounted,
         join_network_of=subject.running if spec.mode is GradingMode.LIVE else None,

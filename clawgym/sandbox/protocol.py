@@ -79,15 +79,15 @@ class SandboxSpec:
     join_network_of: Sandbox | None = None
     """A running sandbox whose network namespace is shared (``live`` grading). None: an empty network of its own."""
     pristine_tools: bool = False
-    """Also mount the image's untouched ``/usr`` at ``/.pristine/usr`` (``fork`` grading)."""
+    """Also mount an untouched ``/usr`` at ``/.pristine/usr`` (``fork`` grading): the image's, or this machine's."""
     warm_python: bool = False
     """Commands ``python3 -I -S -B -c TEXT ...`` may run in a fork of an interpreter that has been started before.
 
     That is faster by the start of Python and the imports of common modules. For programs that do not import the
     agent's code. A backend that cannot do so starts them as usual."""
     one_user: bool = False
-    """Calls that change users and owners do nothing and succeed, so that packages can be installed by root, the only
-    user. For building images, with the backend ``namespace``."""
+    """Calls that change users and owners do nothing and succeed, and root may open what modes forbid it. So packages
+    can be installed by root, the only user. For building images, with the backend ``namespace``."""
     mounts: Mapping[str, Path] = field(default_factory=dict)
     """Absolute folder in the sandbox -> folder of this machine, mounted read-only.
 

@@ -3,15 +3,21 @@
 A folder holds ``task.toml``, ``instruction.md``, ``environment/``, ``tests/test.sh`` and usually ``solution/solve.sh``.
 Verifiers run in ``fork`` mode, since a Harbor test may read any file of the container.
 
-Invariant: a task that needs features that ClawGym's sandboxes lack (network, an image build, services, a GPU) is read
-with ``unsupported`` set to the first reason, and never scored. Only a folder that is invalid in Harbor is an error.
+A Dockerfile that only copies files and sets variables needs no build. For any other, the reason names the command that
+builds its image; once it is on this machine, the task is supported.
+
+Invariant: a task that needs features that ClawGym's sandboxes lack (network, an image that is not here, services, a
+GPU) is read with ``unsupported`` set to the first reason, and never scored. Only a folder that is invalid in Harbor is
+an error.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from clawgym.errors import TaskError
 from clawgym.records import GradingMode, Task, TaskFile, VerifierSpec, packages_of
 from clawgym.registry import formats
+from clawgym.sandbox.images import ImageStore
 from clawgym.tasks.formats import _toml
 from clawgym.tasks.formats._dockerfile import NeedsBuild, is_plain_image, read_dockerfile, system_folder
 from clawgym.tasks.formats._files import (
@@ -200,27 +207,47 @@ def _environment(folder: Path, config: HarborConfig, where: str) -> tuple[dict[s
     sandbox: dict[str, Any] = {"env": env}
     if compose := sorted(names & {"docker-compose.yaml", "docker-compose.yml", "compose.yaml"}):
         return sandbox, [*reasons, f"needs several containers (environment/{compose[0]})"]
-    if ".dockerignore" in names:
-        return sandbox, [*reasons, "needs an image build (environment/.dockerignore)"]
+    at = f"{where}: working folder"
     try:
+        if ".dockerignore" in names:
+            return sandbox, [*reasons, "needs an image build (environment/.dockerignore)"]
         if "Dockerfile" in names:
             build = read_dockerfile(read_text(folder, "environment/Dockerfile"), context)
             workspace = environment.workdir or build.workdir
             sandbox["env"] = {**build.env, **env}
         elif environment.docker_image:
-            sandbox["image"] = "default" if is_plain_image(environment.docker_image) else environment.docker_image
-            if sandbox["image"] != "default":
-                return sandbox, [*reasons, f"needs the container image {environment.docker_image}"]
+            if not is_plain_image(environment.docker_image):
+                raise NeedsBuild(f"needs the container image {environment.docker_image}")
             workspace, build = environment.workdir or "/", None
         else:
             raise TaskError(f"{folder}/environment/Dockerfile: is missing: add it, or set docker_image in {CONFIG}")
         if system_folder(workspace):
             raise NeedsBuild(f"works in {workspace}, a system folder of the sandbox")
-        sandbox["workspace"] = check_workspace(workspace, f"{where}: working folder")
+        sandbox["workspace"] = check_workspace(workspace, at)
         sandbox["inputs"] = build.inputs(workspace) if build else context
     except NeedsBuild as error:
-        reasons.append(f"environment/Dockerfile {error}")
+        named = None if "Dockerfile" in names else environment.docker_image
+        name, how = _image(folder, named, context)
+        found = ImageStore().find(name)
+        sandbox["image"] = name if named or found else "default"
+        workspace = environment.workdir or (found.workdir if found else "/")
+        if found is not None and not system_folder(workspace):
+            return {**sandbox, "workspace": check_workspace(workspace, at)}, reasons
+        if found is not None:
+            how = f"its image works in {workspace}, a system folder"
+        reasons.append(f"{'' if named else 'environment/Dockerfile '}{error}: {how}")
     return sandbox, reasons
+
+
+def _image(folder: Path, named: str | None, context: tuple[TaskFile, ...]) -> tuple[str, str]:
+    """The name of a task's image, by default that of its ``environment`` folder; and the command that makes it."""
+    if named is not None:
+        return named, f"clawgym images add docker://{named} --name {named}"
+    digest = hashlib.sha256()
+    for file in sorted(context, key=lambda file: file.path):
+        digest.update(f"{file.path}\0{file.executable}\0".encode() + hashlib.sha256(file.read()).digest())
+    name = f"harbor/{digest.hexdigest()[:16]}"
+    return name, f"clawgym images build {shlex.quote(str(folder / 'environment'))} --name {name}"
 
 
 def _verifier(files: tuple[TaskFile, ...], config: HarborConfig, extras: Extras | None, folder: Path) -> VerifierSpec:

@@ -232,7 +232,7 @@ def _skopeo(source: str, archive: Path) -> None:
             f"{source}: no such file, and skopeo, which fetches images, is not installed: install skopeo"
         )
     done = subprocess.run(
-        [program, "copy", "--quiet", source, f"oci-archive:{archive}"], capture_output=True, text=True
+        [program, "copy", "--quiet", "--", source, f"oci-archive:{archive}"], capture_output=True, text=True
     )
     if done.returncode:
         raise SandboxError(f"skopeo could not copy {source} ({done.stderr.strip()[-400:]}): correct the reference")

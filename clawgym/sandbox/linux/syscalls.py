@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "CAP_DAC_OVERRIDE",
     "CLONE_NEWNET",
     "CLONE_NEWNS",
     "CLONE_NEWUSER",
@@ -57,6 +58,7 @@ _libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else N
 _locked: Any = ctypes.PyDLL(None, use_errno=True) if sys.platform == "linux" else None
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE_PARENT, _SIGCHLD = 0x00008000, 17
+CAP_DAC_OVERRIDE = 1
 _CAPABILITIES = [ctypes.c_ulong(number) for number in range(64)]
 _arguments: list[int] = []
 
@@ -136,17 +138,23 @@ def pivot_root(new: str, old: str) -> None:
     _check(_libc.syscall(ctypes.c_long(_PIVOT_ROOT[os.uname().machine]), new.encode(), old.encode()), "pivot_root")
 
 
-def drop_capabilities() -> None:
-    """Give up every capability permanently: the bounding, ambient, inheritable, permitted and effective sets.
+def drop_capabilities(keep: int | None = None) -> None:
+    """Give up every capability permanently, but for the number ``keep``: the bounding, ambient, inheritable, permitted
+    and effective sets.
 
-    With an empty bounding set and ``no_new_privs`` no later exec can bring one back, whatever the uid.
+    With such a bounding set and ``no_new_privs`` no later exec can bring another one back, whatever the uid.
     """
     for capability in _CAPABILITIES:
+        if capability.value == keep:
+            continue
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break  # EINVAL: past the last one this kernel knows
     _libc.prctl(PR_CAP_AMBIENT, ctypes.c_ulong(PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
     header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0), 8)  # _LINUX_CAPABILITY_VERSION_3
-    _check(_libc.capset(header, ctypes.create_string_buffer(24)), "capset")
+    kept = 0 if keep is None else 1 << keep
+    _check(
+        _libc.capset(header, ctypes.create_string_buffer(struct.pack("=6I", kept, kept, kept, 0, 0, 0), 24)), "capset"
+    )
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 

@@ -122,12 +122,11 @@ class _Stack(NamedTuple):
     mkdirs: tuple[str, ...]
     overlays: tuple[tuple[str | None, str, list[str]], ...]
     """Name of the writable layer (None: read-only), target, lower folders, top first."""
-    pristine: str | None
-    """The untouched ``/usr``, if it is asked for."""
 
 
 @lru_cache(maxsize=64)  # the same for almost all sandboxes of a run
-def _stack(root: rootfs.Root, layers: tuple[Path, ...], as_root: bool, pristine: bool) -> _Stack:
+def _stack(root: rootfs.Root, layers: tuple[Path, ...], as_root: bool, pristine: tuple[Path, ...]) -> _Stack:
+    """``pristine``: the lower folders of the untouched ``/usr``, bottom first, if it is asked for."""
     lowers: dict[str, str] = {}
 
     def lower(index: int, kind: str, path: Path) -> str:
@@ -143,20 +142,10 @@ def _stack(root: rootfs.Root, layers: tuple[Path, ...], as_root: bool, pristine:
             stack = [*paths, *(saved / kind for saved in layers)]  # bottom first; overlay options start at the top
             overlays.append((kind, target, [lower(i, kind, path) for i, path in enumerate(stack)][::-1]))
             mkdirs += [kind, f"{kind}-work"]
-    untouched = None
-    if pristine and root.usr:  # the host's /usr without the sandbox's changes; hidden folders stay hidden
-        overlays.append((None, "pristine", [lower(i, "usr", path) for i, path in enumerate(root.usr)][::-1]))
+    if pristine:  # the host's /usr without the sandbox's changes; hidden folders stay hidden
+        overlays.append((None, "pristine", [lower(i, "usr", path) for i, path in enumerate(pristine)][::-1]))
         mkdirs.append("pristine")
-        untouched = "pristine"
-    elif pristine:
-        folders = [path / "usr" for path in root.base if (path / "usr").is_dir()]
-        if len(folders) > 1:
-            overlays.append((None, "pristine", [lower(i, "pristine", path) for i, path in enumerate(folders)][::-1]))
-            mkdirs.append("pristine")
-            untouched = "pristine"
-        else:  # an overlay needs two
-            untouched = lower(0, "pristine", folders[0])
-    return _Stack(lowers, tuple(mkdirs), tuple(overlays), untouched)
+    return _Stack(lowers, tuple(mkdirs), tuple(overlays))
 
 
 @sandboxes.register("namespace")
@@ -251,12 +240,13 @@ class NamespaceBackend(Probed):
         limits = spec.limits
         as_root = os.geteuid() == 0
         layer = self._mountpoint
-        stack = _stack(root, layers, as_root, spec.pristine_tools)
+        # The tools of an image's sandbox are this machine's too: an image may have no Python, or a hostile one.
+        tools = root.usr or self._roots["default"].usr
+        stack = _stack(root, layers, as_root, tools if spec.pristine_tools else ())
         mkdirs = [*stack.mkdirs]
         binds: list[tuple[str, str]] = []
-        if stack.pristine is not None:
-            path = stack.pristine if stack.pristine.startswith("/") else f"{layer}/{stack.pristine}"
-            binds.append((path, f"{PRISTINE}/usr"))
+        if spec.pristine_tools:
+            binds.append((f"{layer}/pristine", f"{PRISTINE}/usr"))
             binds.append(("/dev/null", "/etc/ld.so.preload"))  # every loader reads it
         for index, folder in enumerate(spec.readonly):
             mkdirs.append(f"ro/{index}")

@@ -127,3 +127,19 @@ def test_what_cannot_run_is_refused(tmp_path: Path, store: ImageStore) -> None:
 async def test_unknown_image_says_what_to_do(store: ImageStore, namespace: Backend) -> None:
     with pytest.raises(SandboxError, match="clawgym images add SOURCE --name debian:12"):
         await namespace.create(SandboxSpec(image="debian:12"))
+
+
+async def test_an_image_of_an_engine(docker_engine: str, tmp_path: Path, store: ImageStore, namespace: Backend) -> None:
+    docker = pytest.importorskip("docker")
+    client = docker.APIClient(base_url=docker_engine, timeout=120)
+    try:
+        client.import_image_from_data(make.root(), "clawgym-saved", "1", changes=["ENV OWN=engine", "WORKDIR /app"])
+        with (tmp_path / "saved.tar").open("wb") as file:
+            for part in client.get_image("clawgym-saved:1"):
+                file.write(part)
+        client.remove_image("clawgym-saved:1", force=True)
+    finally:
+        client.close()
+    image = store.add(str(tmp_path / "saved.tar"), "saved")
+    assert image.workdir == "/app"
+    assert await output(namespace, "saved", "echo $OWN; ls /bin/bash") == "engine\n/bin/bash"
