@@ -19,22 +19,19 @@ work for sessions. Bodies and responses are JSON objects:
 from __future__ import annotations
 
 import contextlib
-import hmac
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from clawgym.bounds import LARGEST_CONTROL_BODY
 from clawgym.engines.protocol import Sampling
-from clawgym.errors import ClawGymError, GatewayError, PoolError
+from clawgym.errors import GatewayError, PoolError
 from clawgym.gateway.calls import Refusal, request_field
-from clawgym.gateway.dialects.errors import ApiFailure, envelope, failure_of
 from clawgym.gateway.request import SessionRequest
-from clawgym.gateway.server import Address, Gateway, Listeners, read_object, secret_of
+from clawgym.gateway.server import Address, Gateway, Listeners, guarded, read_object
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Turn, continued, prompt_ids
 
@@ -47,7 +44,6 @@ _OPENING: Mapping[str, type] = {
 _CLOSING: Mapping[str, type | tuple[type, ...]] = {
     "outcome": str, "reward": (int, float), "rewards": dict, "penalties": dict, "cause": str, "meta": dict,
 }  # fmt: skip
-_Handler = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
 
 def turns_of_prompts(rows: list[Mapping[str, Any]], known: list[Turn]) -> list[Turn]:
@@ -108,16 +104,16 @@ class Control:
         self._gateway = gateway
         self._holding: contextlib.AbstractAsyncContextManager[None] | None = None
         app = web.Application()
-        add = app.router.add_route
-        add("POST", "/sessions", self._guarded(self._open))
-        add("GET", "/sessions/{session}", self._guarded(self._show))
-        add("POST", "/sessions/{session}/turns", self._guarded(self._add_turns))
-        add("POST", "/sessions/{session}/close", self._guarded(self._close))
-        add("POST", "/groups", self._guarded(self._group))
-        add("POST", "/weights/hold", self._guarded(self._hold))
-        add("POST", "/weights/release", self._guarded(self._release))
-        add("GET", "/stats", self._guarded(self._stats))
-        add("*", "/{path:.*}", self._guarded(self._not_found))
+        which = "the control token: use the one the gateway was started with"
+        for method, path, handler in (
+            ("POST", "/sessions", self._open), ("GET", "/sessions/{session}", self._show),
+            ("POST", "/sessions/{session}/turns", self._add_turns), ("POST", "/sessions/{session}/close", self._close),
+            ("POST", "/groups", self._group), ("POST", "/weights/hold", self._hold),
+            ("POST", "/weights/release", self._release), ("GET", "/stats", self._stats),
+            ("*", "/{path:.*}", self._not_found),
+        ):  # fmt: skip
+            answer = guarded(handler, PoolError, GatewayError, secret=self.token, which=which)
+            app.router.add_route(method, path, answer)
         self._listeners = Listeners(app)
 
     async def __aenter__(self) -> Control:
@@ -131,20 +127,6 @@ class Control:
     async def listen(self, **where: Any) -> Address:
         """Listen on an address: see :meth:`~clawgym.gateway.server.Listeners.add`."""
         return await self._listeners.add(**where)
-
-    def _guarded(self, handler: _Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def guarded(request: web.Request) -> web.Response:
-            try:
-                if not hmac.compare_digest(secret_of(request).encode(), self.token.encode()):
-                    raise Refusal(401, "this is not the control token: use the one the gateway was started with")
-                return web.Response(body=orjson.dumps(await handler(request)), content_type="application/json")
-            except (ClawGymError, ValueError) as error:
-                failure = failure_of(error)
-                if isinstance(error, PoolError | GatewayError) and not isinstance(error, Refusal):
-                    failure = ApiFailure(409, str(error))
-                return web.json_response(envelope(failure), status=failure.status, headers=failure.headers)
-
-        return guarded
 
     async def _open(self, request: web.Request) -> dict[str, Any]:
         body = await read_object(request, most=LARGEST_CONTROL_BODY)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -340,6 +341,47 @@ def answer_error(dialect: Dialect, failure: ApiFailure) -> web.Response:
     )
 
 
+def guarded(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse | dict[str, Any]]],
+    *conflicts: type[ClawGymError],
+    secret: str | None = None,
+    which: str = "",
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Return ``handler`` with its errors answered as HTTP responses, and an object that it returns sent as JSON.
+
+    Errors of the classes ``conflicts`` have the status 409. If there is a ``secret``, a request with another one gets
+    the status 401; ``which`` says which secret to use.
+    """
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            if secret is not None and not hmac.compare_digest(
+                secret_of(request).encode("utf-8", "replace"), secret.encode()
+            ):
+                raise Refusal(401, f"this is not {which}")
+            found = await handler(request)
+            return found if isinstance(found, web.StreamResponse) else _json(found)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            failure = _failure(error)
+            if isinstance(error, conflicts) and not isinstance(error, Refusal):
+                failure = ApiFailure(409, str(error))
+            return answer_error(_PLAIN, failure)
+
+    return answer
+
+
+def _failure(error: Exception) -> ApiFailure:
+    if not isinstance(error, ClawGymError):
+        _log.exception("a request failed", exc_info=error)
+    return failure_of(error)
+
+
+def _json(found: Any) -> web.Response:
+    return web.Response(body=orjson.dumps(found), content_type="application/json")
+
+
 async def read_object(
     request: web.Request, hold: Callable[[int], None] = lambda size: None, most: int = LARGEST_BODY
 ) -> dict[str, Any]:
@@ -428,7 +470,7 @@ class _Endpoint:
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:
-            return answer_error(self._dialect, self._failure(error))
+            return answer_error(self._dialect, _failure(error))
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         caller = await self._admission.caller(request)  # before the body is read
@@ -448,16 +490,10 @@ class _Endpoint:
         if body.get("stream"):
             events = dialect.events(deltas, call, body)
             return await send_events(
-                request, events, lambda e: dialect.error_event(self._failure(e)), comment=dialect.comment
+                request, events, lambda e: dialect.error_event(_failure(e)), comment=dialect.comment
             )
         async with contextlib.aclosing(deltas):
-            whole = await dialect.whole(deltas, call, body)
-        return web.Response(body=orjson.dumps(whole), content_type="application/json")
-
-    def _failure(self, error: Exception) -> ApiFailure:
-        if not isinstance(error, ClawGymError):
-            _log.exception("a request failed", exc_info=error)
-        return failure_of(error)
+            return _json(await dialect.whole(deltas, call, body))
 
 
 class _Count(_Endpoint):

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
 from aiohttp import web
 
-from clawgym.errors import ClawGymError, PoolError, ServiceError
+from clawgym.errors import PoolError, ServiceError
 from clawgym.gateway.calls import ChatCall, Refusal, request_field
-from clawgym.gateway.dialects.errors import ApiFailure, envelope, failure_of
-from clawgym.gateway.server import Address, Gateway, Listeners, read_object, secret_of
+from clawgym.gateway.server import Address, Gateway, Listeners, guarded, read_object, secret_of
 from clawgym.gateway.sessions import HeldBodies, Session
 from clawgym.online.config import secret_in
 from clawgym.online.conversations import Conversations
@@ -132,7 +130,7 @@ class Door:
         self._sources: dict[str, _Source] = {}
         app = web.Application()
         for name, handler in (("feedback", self._feedback), ("private", self._private), ("end", self._end)):
-            app.router.add_post(f"/v1/{name}", self._guarded(handler))
+            app.router.add_post(f"/v1/{name}", guarded(handler, PoolError))
         if trainer is not None:
             trainer.add_routes(app.router)
         gateway.add_routes(app.router, "/v1", self)
@@ -181,46 +179,32 @@ class Door:
                 param="max_tokens",
             )
 
-    def _guarded(
-        self, handler: Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def guarded(request: web.Request) -> web.Response:
-            try:
-                caller = await self.caller(request)
-                with caller.holding() as hold:
-                    body = await read_object(request, hold, _LARGEST)
-                answer = await handler(caller.name, body)
-                return web.Response(body=orjson.dumps(answer), content_type="application/json")
-            except ClawGymError as error:
-                failure = failure_of(error)
-                if isinstance(error, PoolError) and not isinstance(error, Refusal):
-                    failure = ApiFailure(409, str(error))
-                return web.json_response(envelope(failure), status=failure.status, headers=failure.headers)
-
-        return guarded
-
-    async def _feedback(self, source: str, body: dict[str, Any]) -> dict[str, Any]:
-        session, turn = await self._turn(source, body)
+    async def _feedback(self, request: web.Request) -> dict[str, Any]:
+        session, turn, body = await self._turn(request)
         score = request_field(body, "score", int)
         if score not in (-1, 1):
             raise Refusal(400, "'score' is not 1 or -1: give one of them", param="score")
         await self._gateway.in_pool(lambda pool: pool.set_turn_rewards(session, {turn: float(score)}, name=FEEDBACK))
         return {"session": session, "turn": turn, "score": score}
 
-    async def _private(self, source: str, body: dict[str, Any]) -> dict[str, Any]:
-        session, _ = await self._turn(source, body)
+    async def _private(self, request: web.Request) -> dict[str, Any]:
+        session, _, _ = await self._turn(request)
         await self._gateway.in_pool(lambda pool: pool.curate(session, trainable=False))
         return {"session": session, "private": True}
 
-    async def _end(self, source: str, body: dict[str, Any]) -> dict[str, Any]:
-        session, _ = await self._turn(source, body)
+    async def _end(self, request: web.Request) -> dict[str, Any]:
+        session, _, _ = await self._turn(request)
         return {"session": session, "ended": await self._conversations.end(session)}
 
-    async def _turn(self, source: str, body: Mapping[str, Any]) -> tuple[str, int]:
+    async def _turn(self, request: web.Request) -> tuple[str, int, dict[str, Any]]:
+        """The conversation, the index of the turn, and the body of a request that names a reply."""
+        caller = await self.caller(request)
+        with caller.holding() as hold:
+            body = await read_object(request, hold, _LARGEST)
         reply = request_field(body, "id", str)
         if not reply:
             raise Refusal(400, "'id' is missing: give the id of a reply", param="id")
-        found = await self._conversations.of_reply(source, reply)
+        found = await self._conversations.of_reply(caller.name, reply)
         if found is None:
             raise Refusal(404, "no reply with this id waits for feedback: it is unknown, or was judged already")
-        return found
+        return *found, body

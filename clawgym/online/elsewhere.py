@@ -18,14 +18,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import hmac
 import http.client
 import json
 import shutil
 import ssl
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,10 +33,9 @@ import orjson
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from clawgym.errors import ClawGymError, ServiceError, ServiceUnreachable
+from clawgym.errors import ServiceError, ServiceUnreachable
 from clawgym.gateway.calls import Refusal
-from clawgym.gateway.dialects.errors import envelope, failure_of
-from clawgym.gateway.server import Gateway, read_object, secret_of
+from clawgym.gateway.server import Gateway, guarded, read_object
 from clawgym.online.config import ServiceConfig
 from clawgym.online.versions import LOG, Version, Versions
 from clawgym.pool import Pool
@@ -86,28 +84,15 @@ class TrainingDoor:
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         """Serve it below ``/training``."""
+        which = "the key for training: use the one in training.key of the service"
         for method, path, handler in (
             ("GET", "config", self._settings), ("POST", "pool/{method}", self._pool), ("GET", "versions", self._log),
             ("GET", "versions/{number}/{file}", self._file), ("POST", "versions", self._add),
         ):  # fmt: skip
-            router.add_route(method, f"/training/{path}", self._guarded(handler))
+            router.add_route(method, f"/training/{path}", guarded(handler, secret=self._key, which=which))
 
-    def _guarded(
-        self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        async def guarded(request: web.Request) -> web.StreamResponse:
-            try:
-                if not hmac.compare_digest(secret_of(request).encode("utf-8", "replace"), self._key.encode()):
-                    raise Refusal(401, "this is not the key for training: use the one in training.key of the service")
-                return await handler(request)
-            except ClawGymError as error:
-                failure = failure_of(error)
-                return web.json_response(envelope(failure), status=failure.status, headers=failure.headers)
-
-        return guarded
-
-    async def _settings(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._config.model_dump_json().encode(), content_type="application/json")
+    async def _settings(self, request: web.Request) -> dict[str, Any]:
+        return self._config.model_dump(mode="json")
 
     async def _pool(self, request: web.Request) -> web.Response:
         name = request.match_info["method"]
@@ -146,7 +131,7 @@ class TrainingDoor:
             raise Refusal(404, f"version {number} has no {name}: it has no adapter, or was deleted")
         return web.FileResponse(folder / name)
 
-    async def _add(self, request: web.Request) -> web.Response:
+    async def _add(self, request: web.Request) -> dict[str, Any]:
         """The body: one line of JSON, then each file as its length in a line and its bytes."""
         part = Path(await asyncio.to_thread(tempfile.mkdtemp, suffix=".sent", dir=self._versions.path))
         try:
@@ -171,7 +156,7 @@ class TrainingDoor:
             await asyncio.to_thread(shutil.rmtree, part, True)
         if not self._config.gate.on:
             await asyncio.to_thread(self._versions.promote, version.number, "without a gate")
-        return web.json_response({"version": version.number})
+        return {"version": version.number}
 
     @staticmethod
     async def _receive(content: Any, file: Path) -> None:

@@ -166,6 +166,22 @@ async def test_control_token_is_required(make_gateway, owner):
                 assert response.status == 404, "the agents' listener knows nothing of it"
 
 
+async def test_unexpected_failure_and_odd_token_are_answered(make_gateway, owner, tmp_path, monkeypatch):
+    call = await owner(setup := await make_gateway("four"))
+
+    def fail():
+        raise RuntimeError("a secret of the gateway")
+
+    monkeypatch.setattr(setup.gateway, "stats", fail)
+    status, answer = await call("GET", "/stats")
+    assert (status, answer["error"]["message"]) == (500, "the gateway failed unexpectedly: see its log")
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "control.sock")
+    writer.write(b"GET /stats HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer \xff\r\n\r\n")
+    assert (await reader.readline()).split()[1] == b"401"
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_public_address_needs_certificate(make_gateway, tmp_path):
     setup = await make_gateway("four")
     with pytest.raises(GatewayError, match="--tls-cert"):
