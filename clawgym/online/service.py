@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import ssl
 import time
@@ -161,7 +162,7 @@ def _engine(config: ServiceConfig, model: Path, folder: ServiceFolder) -> Adapte
 
 async def _collect(gateway: Gateway, conversations: Conversations, config: ServiceConfig) -> None:
     """End idle conversations, and delete old ones. What fails is tried again."""
-    swept = 0.0
+    swept = -math.inf
     while True:
         try:
             await conversations.end_idle()

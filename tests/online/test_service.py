@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -285,7 +287,9 @@ async def test_a_simulated_person_is_heard(folder: ServiceFolder) -> None:
             assert pool.turn_rewards(episode.id)["judge"] == {0: 1.0}
 
 
-async def test_old_conversations_are_deleted(model: Path, tmp_path: Path) -> None:
+async def test_old_conversations_are_deleted(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    just_started = SimpleNamespace(monotonic=lambda: 60.0, time=time.time)
+    monkeypatch.setattr("clawgym.online.service.time", just_started)  # the machine
     folder = ServiceFolder(tmp_path / "service")
     folder.create(load_service_config(None, str(model), [*SETTINGS, "keep_days=1e-9"]))
     async with serving(folder) as (_, client):
