@@ -33,8 +33,9 @@ from typing import Any, Literal, get_args
 
 from drift import live
 
+from clawgym.agents.blackbox.protocol import ModelLink
 from clawgym.agents.openclaw.install import installed
-from clawgym.agents.openclaw.process import OpenClawProcess, openclaw, provider
+from clawgym.agents.openclaw.process import OpenClawProcess, openclaw
 from clawgym.errors import ClawGymError
 from clawgym.online.config import ServiceFolder, load_service_config
 from clawgym.online.judging import ConversationJudge
@@ -149,7 +150,8 @@ async def cell(base: Path, out: Path, arm: Arm, seed: int, options: argparse.Nam
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(open_service(folder, loops=()))
         pool = stack.enter_context(Pool(folder.pool))
-        model = provider(service.base_url, service.keys.make("openclaw"), context_window=_WINDOW, maxTokens=_TOKENS)
+        key = service.keys.make("openclaw")
+        model = ModelLink(service.base_url, key, context_window=_WINDOW, max_tokens=_TOKENS)
         home = await asyncio.to_thread((out / "openclaw").absolute)
         claw = await stack.enter_async_context(
             openclaw(installed(), home, {_AGENT: model}, tools={"profile": "minimal", "deny": ["*"]})

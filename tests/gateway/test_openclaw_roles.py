@@ -16,8 +16,9 @@ import pytest_asyncio
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from clawgym.agents.blackbox.protocol import ModelLink
 from clawgym.agents.openclaw.install import installed
-from clawgym.agents.openclaw.process import openclaw, provider
+from clawgym.agents.openclaw.process import openclaw
 from clawgym.errors import AgentError, EngineError
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool, sequences_of
@@ -151,13 +152,16 @@ async def claw(model_folder):
             gateway = await stack.enter_async_context(Gateway(engine, pool))
             await gateway.listen()
             opened = {name: await gateway.open_session() for name in names}
-            providers = {
-                name: provider(
-                    gateway.base_url(session), session.secret, context_window=WINDOWS[name.rstrip("0123456789")]
+            links = {
+                name: ModelLink(
+                    gateway.base_url(session),
+                    session.secret,
+                    context_window=WINDOWS[name.rstrip("0123456789")],
+                    max_tokens=2048,
                 )
                 for name, session in opened.items()
             }
-            process = await stack.enter_async_context(openclaw(copy, Path(folder, "oc"), providers, defaults=DEFAULTS))
+            process = await stack.enter_async_context(openclaw(copy, Path(folder, "oc"), links, defaults=DEFAULTS))
             running.append(Claw(engine, gateway, opened, process))
             yield running[0]
 

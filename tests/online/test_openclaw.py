@@ -19,8 +19,9 @@ import pytest_asyncio
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from clawgym.agents.blackbox.protocol import ModelLink
 from clawgym.agents.openclaw.install import Installation
-from clawgym.agents.openclaw.process import OpenClawProcess, provider
+from clawgym.agents.openclaw.process import OpenClawProcess
 from clawgym.agents.openclaw.process import openclaw as running_openclaw
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.online.config import ServiceFolder, load_service_config
@@ -115,20 +116,22 @@ async def rig(openclaw: Installation, tmp_path_factory: pytest.TempPathFactory) 
                 served[name] = Served(folder, await stack.enter_async_context(open_service(folder, loops=())))
         rig.tiny, rig.scripted = served["tiny"], served["scripted"]
         rig.signal = await stack.enter_async_context(SignalDaemon())
-        providers = {
-            agent: provider(one.service.base_url, one.service.keys.make("openclaw"), context_window=window, **about)
-            for agent, one, window, about in (
-                ("scripted", rig.scripted, 400_000, {}),  # the first is the default agent, to which channels lead
-                ("small", rig.scripted, 16_000, {}),
-                ("tiny", rig.tiny, WINDOW, {"maxTokens": 24}),
-                ("wide", rig.tiny, 200_000, {"maxTokens": WINDOW}),
+        links = {
+            agent: ModelLink(
+                one.service.base_url, one.service.keys.make("openclaw"), context_window=window, max_tokens=most
+            )
+            for agent, one, window, most in (
+                ("scripted", rig.scripted, 400_000, 2048),  # the first is the default agent, to which channels lead
+                ("small", rig.scripted, 16_000, 2048),
+                ("tiny", rig.tiny, WINDOW, 24),
+                ("wide", rig.tiny, 200_000, WINDOW),
             )
         }
         rig.claw = await stack.enter_async_context(
             running_openclaw(
                 openclaw,
                 path / "oc",
-                providers,
+                links,
                 defaults={
                     "heartbeat": {"every": "1h"},
                     "compaction": {"mode": "default", "reserveTokens": 100_000, "keepRecentTokens": 500},
@@ -228,16 +231,23 @@ _RUN = """
 import asyncio, sys
 from pathlib import Path
 from clawgym.agents.openclaw.install import installed
-from clawgym.agents.openclaw.process import openclaw, provider
+from clawgym.agents.blackbox.protocol import ModelLink
+from clawgym.agents.openclaw.process import openclaw
 
 async def run():
-    model = provider("http://127.0.0.1:1/v1", "key")
+    model = ModelLink("http://127.0.0.1:1/v1", "key")
     async with openclaw(installed(), Path(sys.argv[1]), {"main": model}) as claw:
         print(claw.process.pid, flush=True)
         await asyncio.sleep(600)
 
 asyncio.run(run())
 """
+
+
+async def test_each_start_has_a_token_of_its_own(rig: Rig) -> None:
+    wrong = OpenClawProcess(rig.claw.home, rig.claw.port, "a-token-on-loopback", rig.claw.process)
+    status, _ = await wrong.chat("Hello", "scripted")
+    assert status == 401
 
 
 async def test_openclaw_ends_with_a_killed_program(tmp_path: Path) -> None:

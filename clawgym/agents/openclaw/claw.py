@@ -128,7 +128,8 @@ class OpenClaw:
 
     def config(self, link: ModelLink, token: str, workspace: str, seconds: float) -> dict[str, Any]:
         """Return the content of ``openclaw.json``."""
-        return configuration(link, port=PORT, token=token, workspace=workspace, seconds=seconds, prompt=self.prompt)
+        links = {"clawgym": link}
+        return configuration(links, port=PORT, token=token, workspace=workspace, seconds=seconds, prompt=self.prompt)
 
     def argv(self, link: ModelLink) -> list[str]:
         """Return the command line."""

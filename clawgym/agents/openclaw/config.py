@@ -9,6 +9,7 @@ Notes on 2026.4.1, from running it:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from clawgym.agents.blackbox.protocol import ModelLink
@@ -49,11 +50,20 @@ def model_provider(link: ModelLink) -> dict[str, Any]:
 
 
 def configuration(
-    link: ModelLink, *, port: int, token: str, workspace: str, seconds: float, prompt: Prompt = "reference"
+    links: Mapping[str, ModelLink],
+    *,
+    port: int,
+    token: str,
+    workspace: str,
+    seconds: float,
+    prompt: Prompt = "reference",
 ) -> dict[str, Any]:
-    """Return ``openclaw.json`` of a gateway on ``port`` with the secret ``token``; a turn may take ``seconds``."""
+    """Return ``openclaw.json`` of a gateway on ``port`` with the secret ``token``; a turn may take ``seconds``.
+
+    ``links``: provider -> its model. The agent uses the first one."""
+    first, link = next(iter(links.items()))
     defaults: dict[str, Any] = {
-        "model": {"primary": f"clawgym/{link.model}"},
+        "model": {"primary": f"{first}/{link.model}"},
         "workspace": workspace,
         "maxConcurrent": 4,
         "subagents": {"maxConcurrent": 4},
@@ -71,7 +81,7 @@ def configuration(
             "tailscale": {"mode": "off"},
             "controlUi": {"enabled": False},
         },
-        "models": {"mode": "merge", "providers": {"clawgym": model_provider(link)}},
+        "models": {"mode": "merge", "providers": {name: model_provider(each) for name, each in links.items()}},
         "agents": {"defaults": defaults},
         "tools": {"profile": "coding", "deny": _DENIED, "exec": {"host": "gateway", "security": "full"}},
         "plugins": {"enabled": False},

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -17,88 +18,21 @@ from typing import Any
 
 import aiohttp
 
+from clawgym.agents.blackbox.protocol import ModelLink
 from clawgym.agents.openclaw._npm import dying_with_parent
-from clawgym.agents.openclaw.config import ENV
+from clawgym.agents.openclaw.config import ENV, configuration
 from clawgym.agents.openclaw.install import Installation
 
-__all__ = ["OpenClawProcess", "configuration", "openclaw", "provider"]
+__all__ = ["OpenClawProcess", "openclaw"]
 
 _TAKEN = "config change applied"
-TOKEN = "a-token-on-loopback"
-
-
-def provider(base_url: str, key: str, *, context_window: int = 128_000, **model: Any) -> dict[str, Any]:
-    """A model provider in OpenClaw's configuration: one session of the gateway."""
-    free = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
-    about = {
-        "id": "policy",
-        "name": "policy",
-        "reasoning": False,
-        "input": ["text"],
-        "cost": free,
-        "contextWindow": context_window,
-        "maxTokens": 2048,
-        **model,
-    }
-    return {"baseUrl": base_url, "apiKey": key, "api": "openai-completions", "models": [about]}
-
-
-def configuration(
-    port: int,
-    workspace: Path,
-    providers: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    tools: Mapping[str, Any],
-) -> dict[str, Any]:
-    """A configuration without channels, plugins, heartbeat and update checks."""
-    return {
-        "gateway": {
-            "port": port,
-            "mode": "local",
-            "bind": "loopback",
-            "auth": {"mode": "token", "token": TOKEN},
-            "http": {"endpoints": {"chatCompletions": {"enabled": True}}},
-            "tailscale": {"mode": "off", "resetOnExit": False},
-            "controlUi": {"enabled": False},
-        },
-        "models": {"mode": "merge", "providers": dict(providers)},
-        "agents": {
-            "defaults": {
-                "model": {"primary": f"{next(iter(providers))}/policy"},
-                "workspace": str(workspace),
-                "skipBootstrap": True,
-                "maxConcurrent": 16,
-                "timeoutSeconds": 120,
-                "heartbeat": {"every": "0m"},
-                **defaults,
-            },
-            "list": [
-                {"id": name, "workspace": str(workspace / name), "model": {"primary": f"{name}/policy"}}
-                for name in providers
-            ],
-        },
-        "skills": {"allowBundled": ["none"]},
-        "tools": {
-            "profile": "coding",
-            "deny": ["web_search", "web_fetch", "memory_search", "cron"],
-            "exec": {"host": "gateway", "security": "full"},
-            **tools,
-        },
-        "plugins": {"enabled": False},
-        "cron": {"enabled": False},
-        "discovery": {"mdns": {"mode": "off"}},
-        "update": {"checkOnStart": False},
-        "hooks": {"internal": {"enabled": False}},
-        "browser": {"enabled": False},
-        "canvasHost": {"enabled": False},
-    }
 
 
 class OpenClawProcess:
     """A running gateway of OpenClaw."""
 
-    def __init__(self, home: Path, port: int, process: asyncio.subprocess.Process) -> None:
-        self.home, self.port, self.process = home, port, process
+    def __init__(self, home: Path, port: int, token: str, process: asyncio.subprocess.Process) -> None:
+        self.home, self.port, self.token, self.process = home, port, token, process
         self.workspace = home / "work"
 
     async def configure(self, **defaults: Any) -> None:
@@ -115,9 +49,9 @@ class OpenClawProcess:
     async def chat(
         self, text: str, agent: str, *, session: str | None = None, timeout: float = 90.0, **more: Any
     ) -> tuple[int, str]:
-        """Send a user message to ``agent`` (a name of ``providers``); return status and answer. Messages with the same
+        """Send a user message to ``agent`` (a name of ``links``); return status and answer. Messages with the same
         ``session`` are one conversation."""
-        sent = {"Authorization": f"Bearer {TOKEN}"}
+        sent = {"Authorization": f"Bearer {self.token}"}
         if session is not None:
             sent["x-openclaw-session-key"] = f"agent:{agent}:{session}"
         body = {"model": f"openclaw/{agent}", "messages": [{"role": "user", "content": text}], **more}
@@ -132,7 +66,7 @@ class OpenClawProcess:
 async def openclaw(
     copy: Installation,
     home: Path,
-    providers: Mapping[str, Any],
+    links: Mapping[str, ModelLink],
     *,
     defaults: Mapping[str, Any] | None = None,
     tools: Mapping[str, Any] | None = None,
@@ -140,13 +74,19 @@ async def openclaw(
 ) -> AsyncIterator[OpenClawProcess]:
     """Start OpenClaw in the new folder ``home`` and wait until it answers; end it and its children afterwards.
 
-    ``providers`` are the models, with an agent for each. ``defaults`` and ``tools`` are added to these parts of its
-    configuration; ``parts`` replace whole parts, such as ``channels``."""
+    ``links`` are the models, with an agent of the same name for each. ``defaults`` and ``tools`` are added to these
+    parts of its configuration; ``parts`` replace whole parts, such as ``channels``."""
     node, entry = copy.node, copy.entry
-    for name in ("tmp", "plugins", ".openclaw", *(f"work/{agent}" for agent in providers)):
+    for name in ("tmp", "plugins", ".openclaw", *(f"work/{agent}" for agent in links)):
         (home / name).mkdir(parents=True)
-    port = _free_port()
-    config = configuration(port, home / "work", providers, defaults or {}, tools or {})
+    port, token, work = _free_port(), secrets.token_urlsafe(24), home / "work"
+    config = configuration(links, port=port, token=token, workspace=str(work), seconds=120, prompt="slim")
+    config["agents"]["defaults"] |= {"maxConcurrent": 16, **(defaults or {})}
+    config["agents"]["list"] = [
+        {"id": name, "workspace": str(work / name), "model": {"primary": f"{name}/{link.model}"}}
+        for name, link in links.items()
+    ]
+    config["tools"] |= {"deny": ["web_search", "web_fetch", "memory_search", "cron"], **(tools or {})}
     channels = parts.get("channels", {})
     if channels:
         config["plugins"] = {"allow": [*channels]}
@@ -164,13 +104,13 @@ async def openclaw(
             del environment[name]
     with open(home / "log.txt", "wb") as log:
         process = await asyncio.create_subprocess_exec(
-            node, entry, "gateway", "--bind", "loopback", "--port", str(port), "--token", TOKEN,
-            cwd=home / "work", env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+            node, entry, "gateway", "--bind", "loopback", "--port", str(port),
+            cwd=work, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True, preexec_fn=dying_with_parent(),
         )  # fmt: skip
     try:
         await _listens(process, port, home / "log.txt")
-        yield OpenClawProcess(home, port, process)
+        yield OpenClawProcess(home, port, token, process)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
