@@ -24,32 +24,16 @@ pytest.importorskip("peft")
 
 import openai  # noqa: E402
 
-from clawgym.engines.tiny import make_tiny_model  # noqa: E402
 from clawgym.errors import ServiceError, ServiceUnreachable  # noqa: E402
-from clawgym.online.config import ServiceFolder, load_service_config  # noqa: E402
+from clawgym.online.config import ServiceFolder  # noqa: E402
 from clawgym.online.elsewhere import RemotePool, RemoteVersions, ServiceLink  # noqa: E402
-from clawgym.online.judging import ConversationJudge  # noqa: E402
 from clawgym.online.service import Service, open_service  # noqa: E402
 from clawgym.online.training import VersionTrainer, train_elsewhere  # noqa: E402
 from clawgym.pool import Pool  # noqa: E402
 
-SETTINGS = [
-    "redact=false", "held_out=0", "gate.on=false", "training.rollout.groups=2", "training.reward.judge=complaints",
-    "training.optimizer.lr=0.01",
-]  # fmt: skip
+from .conftest import Client, judged  # noqa: E402
+
 T = TypeVar("T")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", spread=0.05)
-
-
-@pytest.fixture
-def folder(model: Path, tmp_path: Path) -> ServiceFolder:
-    made = ServiceFolder(tmp_path / "service")
-    made.create(load_service_config(None, str(model), SETTINGS))
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +65,11 @@ async def talk(service: Service, folder: ServiceFolder, certificate: Path, count
         http_client=httpx.AsyncClient(verify=trust),
     ) as client:
         for number in range(count):
-            asked: Any = [{"role": "user", "content": f"Tell me about {number} rivers."}]
-            got = await client.chat.completions.create(model="any", messages=asked, max_tokens=6, temperature=1.0)
-            await client.post("/feedback", body={"id": got.id, "score": (1, -1)[number % 2]}, cast_to=object)
-            await client.post("/end", body={"id": got.id}, cast_to=object)
-    with Pool(folder.pool) as pool:
-        judge = ConversationJudge(folder, folder.config, pool)
-        for episode in [e for e in pool.episodes(state="open") if not e.secret_sha256]:
-            assert await judge(episode)
+            user = Client(client)
+            await user.say(f"Tell me about {number} rivers.")
+            await user.tell("feedback", score=(1, -1)[number % 2])
+            await user.tell("end")
+    await judged(folder)
 
 
 def link(service: Service, folder: ServiceFolder, certificate: Path, key: str | None = None) -> ServiceLink:

@@ -19,52 +19,14 @@ pytest.importorskip("peft")
 import anthropic  # noqa: E402
 import openai  # noqa: E402
 
-from clawgym.engines.tiny import make_tiny_model  # noqa: E402
 from clawgym.online.config import ServiceFolder, load_service_config  # noqa: E402
-from clawgym.online.judging import ConversationJudge  # noqa: E402
 from clawgym.online.service import Service, forget, open_service  # noqa: E402
 from clawgym.online.training import VersionTrainer  # noqa: E402
 from clawgym.online.versions import Versions  # noqa: E402
 from clawgym.pool import Pool  # noqa: E402
 from clawgym.simulation.users import THANKS  # noqa: E402
 
-SETTINGS = [
-    "redact=false", "held_out=0", "gate.on=false", "training.rollout.groups=2", "training.reward.judge=complaints",
-    "training.optimizer.lr=0.01",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", spread=0.05)
-
-
-@pytest.fixture
-def folder(model: Path, tmp_path: Path) -> ServiceFolder:
-    made = ServiceFolder(tmp_path / "service")
-    made.create(load_service_config(None, str(model), SETTINGS))
-    return made
-
-
-class Client:
-    """An unmodified client of OpenAI, which keeps its history."""
-
-    def __init__(self, service: Service, client: openai.AsyncOpenAI) -> None:
-        self._service, self._client = service, client
-        self.messages: list[dict[str, Any]] = []
-        self.replies: list[Any] = []
-
-    async def say(self, text: str) -> Any:
-        self.messages.append({"role": "user", "content": text})
-        got = await self._client.chat.completions.create(
-            model="any", messages=self.messages, max_tokens=6, temperature=1.0
-        )
-        self.messages.append({"role": "assistant", "content": got.choices[0].message.content or ""})
-        self.replies.append(got)
-        return got
-
-    async def tell(self, path: str, **body: Any) -> Any:
-        return await self._client.post(f"/{path}", body={"id": self.replies[-1].id, **body}, cast_to=object)
+from .conftest import SETTINGS, Client, judged  # noqa: E402
 
 
 @asynccontextmanager
@@ -74,16 +36,9 @@ async def serving(folder: ServiceFolder) -> AsyncIterator[tuple[Service, Any]]:
 
         async def client(source: str = "user") -> Client:
             made = openai.AsyncOpenAI(base_url=service.base_url, api_key=service.keys.make(source), max_retries=0)
-            return Client(service, await stack.enter_async_context(made))
+            return Client(await stack.enter_async_context(made))
 
         yield service, client
-
-
-async def judged(folder: ServiceFolder) -> None:
-    with Pool(folder.pool) as pool:
-        judge = ConversationJudge(folder, folder.config, pool)
-        for episode in [e for e in pool.episodes(state="open") if not e.secret_sha256]:
-            assert await judge(episode)
 
 
 async def trained(folder: ServiceFolder) -> bool:
