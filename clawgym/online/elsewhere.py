@@ -8,9 +8,10 @@
 ``POST /training/versions``             a new version: its record, then the two files of its adapter
 ======================================  ==================================================================
 
-Invariants: nothing is answered without the key for training, which is not the key of a client. What is sent is bounded
-before it is held, and a version appears when all of it has arrived. The service alone writes its folder; the trainer
-keeps a copy of the log of versions, which is read as it is at the service.
+Invariants: nothing is answered without the key for training, which is not the key of a client. The trainer gets no
+conversation that is held out, nor what the loops of the service asked. What is sent is bounded before it is held, and a
+version appears when all of it has arrived. The service alone writes its folder; the trainer keeps a copy of the log of
+versions, which is read as it is at the service.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from clawgym.errors import ServiceError, ServiceUnreachable
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.server import Gateway, guarded, read_object
 from clawgym.online.config import ServiceConfig
+from clawgym.online.conversations import CHANNEL
 from clawgym.online.versions import LOG, Version, Versions
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
@@ -104,6 +106,7 @@ class TrainingDoor:
 
         def work(pool: Pool) -> bytes:
             try:
+                _check_channel(pool, name, given)
                 found = getattr(pool, name)(**given)
             except (TypeError, ValueError) as error:
                 raise Refusal(400, f"{name}: {error}: use the same version of clawgym on both machines") from error
@@ -171,6 +174,18 @@ class TrainingDoor:
                     raise ValueError(f"{file.name} ends early")
                 size -= len(piece)
                 await asyncio.to_thread(out.write, piece)
+
+
+def _check_channel(pool: Pool, name: str, given: Mapping[str, Any]) -> None:
+    """Raise :class:`~clawgym.gateway.calls.Refusal` (403) for a call about a channel that is not for training."""
+    if name == "fetch":
+        channel = given.get("channel")
+    elif "id" in given:
+        channel = pool.episode(given["id"]).channel
+    else:
+        return
+    if not str(channel).startswith(CHANNEL):
+        raise Refusal(403, f"the channel {channel!r} is not for training: ask for {CHANNEL}SOURCE", param="channel")
 
 
 async def _line(content: Any, most: int) -> bytes:

@@ -77,6 +77,15 @@ def link(service: Service, folder: ServiceFolder, certificate: Path, key: str | 
     return ServiceLink(service.base_url.removesuffix("/v1"), key, certificate)
 
 
+def training_client(service: Service, folder: ServiceFolder, certificate: Path) -> httpx.AsyncClient:
+    """With the key for training."""
+    return httpx.AsyncClient(
+        base_url=service.base_url.removesuffix("/v1") + "/training/",
+        headers={"Authorization": f"Bearer {folder.training_key.read_text().strip()}"},
+        verify=ssl.create_default_context(cafile=certificate),
+    )
+
+
 async def apart(work: Callable[[], T]) -> T:
     """In a thread, as the service answers on this loop."""
     return await asyncio.to_thread(work)
@@ -151,6 +160,30 @@ async def test_calls_of_the_pool_give_what_the_pool_gives(folder: ServiceFolder,
             await apart(lambda: remote.image("0" * 64))
 
 
+async def test_a_trainer_reads_no_held_out_conversations(
+    folder: ServiceFolder, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate measures with them. Nor does it read what the service asks itself."""
+    monkeypatch.setattr("clawgym.online.conversations.channel_of", lambda source, held_out: f"held-out:{source}")
+    async with serving(folder, certificate) as service:
+        await talk(service, folder, certificate)
+        with Pool(folder.pool) as pool:
+            held = [episode.id for episode in pool.episodes(channel="held-out:user")]
+            assert pool.stats()["channels"]["held-out:user"]["groups"] == {"ready": 2}, "it could be fetched"
+        fetch = {"consumer": "a", "step": 0, "min_episodes": 1}
+        asked: list[tuple[str, dict[str, Any]]] = [
+            *(("fetch", {**fetch, "channel": name}) for name in ("held-out:user", "internal", "train", "", ["live:"])),
+            ("fetch", fetch), *((name, {"id": id}) for name in ("turns", "about_turn_rewards") for id in held),
+        ]  # fmt: skip
+        async with training_client(service, folder, certificate) as client:
+            for method, given in asked:
+                answer = await client.post(f"pool/{method}", json=given)
+                assert answer.status_code == 403, (method, given)
+                assert "not for training: ask for live:SOURCE" in answer.json()["error"]["message"]
+        with Pool(folder.pool) as pool:
+            assert pool.stats()["channels"]["held-out:user"]["groups"] == {"ready": 2}
+
+
 async def test_a_lost_folder_of_the_trainer_repeats_nothing(
     folder: ServiceFolder, certificate: Path, tmp_path: Path
 ) -> None:
@@ -204,7 +237,7 @@ async def test_the_keys_of_clients_and_of_the_trainer_are_different(folder: Serv
                 "pool/erase", "pool/close", "pool/__init__", "pool/episodes", "pool/revoke", "pool/curate",
             ):  # fmt: skip
                 assert await status("POST", f"/training/{path}", key) == 404, path
-            assert await status("POST", "/training/pool/turns", key, b'{"id": "x", "more": 1}') == 400
+            assert await status("POST", "/training/pool/turns", key, b'{"more": 1}') == 400
             assert await status("POST", "/training/pool/fetch", key, b'{"consumer": "a", "step": 0, "wait": 9}') == 400
             assert await status("POST", "/training/pool/stats", key, b"[" * 100_000) in (400, 413)
             for path in ("versions/0/adapter_config.json", "versions/1/..%2f..%2ftraining.key", "versions/-1/x"):
