@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from clawgym.errors import ServiceError, ServiceUnreachable
 from clawgym.gateway.calls import Refusal
@@ -73,6 +73,19 @@ _CALLS: Mapping[str, TypeAdapter[Any]] = {
     "image": _ANY,
 }
 """The methods of the pool that training needs, and what each returns."""
+
+
+class _About(BaseModel, strict=True, allow_inf_nan=False):
+    step: int = 0
+    metrics: dict[str, float] = {}
+
+
+class _Record(BaseModel, strict=True):
+    """What is sent of a version and stored. Anything else in it is left out."""
+
+    parent: int
+    sessions: list[str]
+    about: _About
 
 
 # --- the side of the service ------------------------------------------------------------------------------------------
@@ -138,22 +151,22 @@ class TrainingDoor:
         """The body: one line of JSON, then each file as its length in a line and its bytes."""
         part = Path(await asyncio.to_thread(tempfile.mkdtemp, suffix=".sent", dir=self._versions.path))
         try:
-            record = json.loads(await _line(request.content, _LARGEST_RECORD))
+            record = _Record.model_validate_json(await _line(request.content, _LARGEST_RECORD))
             for name in _FILES:
                 await self._receive(request.content, part / name)
 
             def add() -> Version:
                 return self._versions.add(
                     lambda folder: [(part / name).rename(folder / name) for name in _FILES],
-                    parent=record["parent"],
-                    sessions=record["sessions"],
-                    about=record["about"],
+                    parent=record.parent,
+                    sessions=record.sessions,
+                    about=record.about.model_dump(exclude_unset=True),
                 )
 
             version = await asyncio.to_thread(add)
         except ServiceError as error:
             raise Refusal(409, str(error)) from error
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (ValueError, OSError) as error:
             raise Refusal(400, f"no version was sent ({error!r}): send it again") from error
         finally:
             await asyncio.to_thread(shutil.rmtree, part, True)

@@ -172,8 +172,10 @@ class Versions:
                 if gone := self._forgotten.intersection(sessions):
                     raise ServiceError(f"the conversation {min(gone)} was forgotten: train without it")
                 number = max(self._known) + 1
-                part.rename(self.path / f"{number:05d}")
-                row = {"kind": "made", "version": number, "parent": parent, "folder": f"{number:05d}"}
+                place = self.path / f"{number:05d}"
+                shutil.rmtree(place, ignore_errors=True)  # of one whose line could not be written
+                part.rename(place)
+                row = {"kind": "made", "version": number, "parent": parent, "folder": place.name}
                 self._append({**row, "sessions": sorted(sessions), "about": dict(about or {})})
                 return self._known[number]
         finally:

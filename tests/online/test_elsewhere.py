@@ -29,6 +29,7 @@ from clawgym.online.config import ServiceFolder  # noqa: E402
 from clawgym.online.elsewhere import RemotePool, RemoteVersions, ServiceLink  # noqa: E402
 from clawgym.online.service import Service, open_service  # noqa: E402
 from clawgym.online.training import VersionTrainer, train_elsewhere  # noqa: E402
+from clawgym.online.versions import Versions  # noqa: E402
 from clawgym.pool import Pool  # noqa: E402
 
 from .conftest import Client, judged  # noqa: E402
@@ -267,6 +268,53 @@ async def test_half_a_version_is_none(folder: ServiceFolder, certificate: Path, 
             await apart(lambda: found.call("POST", "versions", body))
         assert [version.number for version in service.versions.all()] == [0]
         assert sorted(file.name for file in folder.versions.iterdir()) == ["lock", "log.jsonl"]
+
+
+def deep(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+async def test_an_odd_record_leaves_the_service_working(folder: ServiceFolder, certificate: Path) -> None:
+    record = b'{"parent": %s, "sessions": %s, "about": {"step": 3, "metrics": %s}}\n2\n{}2\nab'
+    nested = [b"[" * 60_000, b"[" * 100_000, b'{"a":' * 10_000, deep(30_000), deep(900), deep(300)]
+    odd = [*nested, *(record % (b"0", b"[]", one) for one in nested), *(record % (b"0", one, b"{}") for one in nested)]
+    odd += [record % (b"0", b"[]", one) for one in (b'{"a": NaN}', b'{"a": 1e999}', b'{"a": {}}', b'{"\\ud800": 1}')]
+    odd += [record % (b"0", one, b"{}") for one in (b"[1]", b'"abc"', b"null")]
+    odd += [record % (one, b"[]", b"{}") for one in (b"0.0", b"false", b'"0"', b"[]", b"1" * 5000)]
+    async with serving(folder, certificate) as service, training_client(service, folder, certificate) as client:
+        for body in odd:
+            answer = await client.post("versions", content=body)
+            assert (answer.status_code, "send it again" in answer.text) == (400, True), body[:80]
+        assert (await client.post("versions", content=record % (b"0", b"[]", b'{"a": 1}'))).json() == {"version": 1}
+        assert Versions(folder.versions)[1].about == {"step": 3, "metrics": {"a": 1.0}}
+
+
+async def test_deep_json_leaves_the_service_working(folder: ServiceFolder, certificate: Path) -> None:
+    async with serving(folder, certificate) as service, training_client(service, folder, certificate) as trainer:
+        owner = httpx.AsyncClient(
+            base_url="http://localhost",
+            headers={"Authorization": f"Bearer {folder.token.read_text().strip()}"},
+            transport=httpx.AsyncHTTPTransport(uds=str(folder.socket)),
+        )
+        user = httpx.AsyncClient(
+            base_url=service.base_url,
+            headers={"Authorization": f"Bearer {service.keys.make('user')}"},
+            verify=ssl.create_default_context(cafile=certificate),
+        )
+        doors = (
+            (trainer, ("pool/stats", "pool/fetch", "pool/turns")),
+            (user, ("feedback", "private", "end", "chat/completions", "messages", "responses")),
+            (owner, ("sessions", "groups", "sessions/x/turns", "sessions/x/close", "weights/release")),
+        )
+        async with owner, user:
+            for client, paths in doors:
+                for path in paths:
+                    for body in (b"[" * 100_000, b"[" * 10_000, deep(5000), b'{"id":%s}' % deep(300), b'{"a":' * 3000):
+                        answer = await client.post(path, content=body)
+                        assert answer.status_code in (400, 413), (path, body[:9], answer.text)
+            assert (await user.get("models")).status_code == 200
+            assert (await owner.get("stats")).status_code == 200
+        await talk(service, folder, certificate)
 
 
 async def test_a_trainer_is_told_what_is_wrong(folder: ServiceFolder, certificate: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -149,6 +150,10 @@ def test_a_failed_candidate_leaves_nothing(versions: Versions) -> None:
         versions.add(full, parent=0, sessions=["a"])
     assert len(versions.all()) == 1
     assert sorted(os.listdir(versions.path)) == ["lock", "log.jsonl"]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        versions.add(weights("1"), parent=0, sessions=[], about={"loss": math.nan})
+    versions.add(weights("2"), parent=0, sessions=[])
+    assert (versions[1].folder / "model.safetensors").read_text() == "2"
 
 
 def test_damage_is_named(versions: Versions, tmp_path: Path) -> None:
