@@ -81,7 +81,7 @@ ConfigName = Annotated[str, typer.Option("--config", "-c", help="A YAML file, or
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="A setting, such as model.path=FOLDER. May be given several times."
+        "--set", metavar="KEY=VALUE", help="A setting: its name, with dots, and its value. May be given several times."
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -128,7 +128,7 @@ def status(folder: Dir = _DIR, as_json: JsonFlag = False) -> None:
         console.json(found)
         return
     console.say(f"The service {'runs at ' + found['base_url'] if where else 'does not run'}.")
-    console.say(f"Version {found['serving']} answers; there are {found['versions']} versions.")
+    console.say(f"Version {found['serving']} answers, of {_count(found['versions'], 'version')}.")
     console.say("Conversations: " + ", ".join(f"{count} {name}" for name, count in counts.items()) + ".")
     if found["to_train"]:
         waiting = ", ".join(f"{count} of {source}" for source, count in found["to_train"].items())
@@ -196,7 +196,7 @@ def history(folder: Dir = _DIR, as_json: JsonFlag = False) -> None:
     for version in versions.all():
         mark = "answers" if version.number == serving else version.state
         made = "the first version" if version.parent is None else (
-            f"from version {version.parent}, trained on {len(version.sessions)} conversations"
+            f"from version {version.parent}, trained on {_count(len(version.sessions), 'conversation')}"
         )  # fmt: skip
         console.say(f"{version.number:>5}  {_time(version.made)}  {mark:<10} {made}")
         if version.gate:
@@ -292,6 +292,10 @@ def _interval(one: Mapping[str, Any]) -> str:
     if one["mean"] is None:
         return "nothing to compare yet"
     return f"{one['mean']:+.3f} ({one['lower']:+.3f} to {one['upper']:+.3f}); needed: above {one['needed']:+.3f}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _time(at: float) -> str:

@@ -122,6 +122,7 @@ async def _service_ends() -> None:
 def _log_to(file: Path) -> None:
     handler = logging.handlers.RotatingFileHandler(file, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
     logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(asctime)s %(levelname)s %(message)s")
+    logging.captureWarnings(True)
 
 
 if __name__ == "__main__":

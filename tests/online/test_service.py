@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,7 +20,9 @@ pytest.importorskip("peft")
 
 import anthropic  # noqa: E402
 import openai  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
 
+from clawgym.cli import app  # noqa: E402
 from clawgym.online.config import ServiceFolder, load_service_config  # noqa: E402
 from clawgym.online.service import Service, forget, open_service  # noqa: E402
 from clawgym.online.training import VersionTrainer  # noqa: E402
@@ -201,6 +205,22 @@ async def test_a_forgotten_conversation_takes_its_versions_along(folder: Service
         await user.say("Again")  # a new conversation, answered by version 0
         with Pool(folder.pool) as pool:
             assert [t.policy_version for t in pool.turns(list(pool.episodes())[-1].id)] == [0]
+
+
+def test_commands_count_versions_and_conversations(folder: ServiceFolder, model: Path) -> None:
+    versions = Versions.create(folder.versions, model)
+    where = ["--dir", str(folder.path)]
+    assert "Version 0 answers, of 1 version.\n" in CliRunner().invoke(app, ["serve", "status", *where]).output
+    versions.add(lambda part: None, parent=0, sessions=["a"])
+    assert "Version 0 answers, of 2 versions.\n" in CliRunner().invoke(app, ["serve", "status", *where]).output
+    assert "trained on 1 conversation\n" in CliRunner().invoke(app, ["serve", "history", *where]).output
+
+
+def test_a_loop_warns_in_its_log(tmp_path: Path) -> None:
+    code = "import sys, warnings; from clawgym.online.loops import _log_to; _log_to(sys.argv[1]); warnings.warn('odd')"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "loop.log"], capture_output=True, check=True)
+    assert done.stderr == b""
+    assert "UserWarning: odd" in (tmp_path / "loop.log").read_text()
 
 
 async def test_a_restarted_service_goes_on_with_its_conversations(folder: ServiceFolder) -> None:
