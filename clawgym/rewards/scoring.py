@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ScoreRequest", "Scored", "Scorer", "TorchScorer"]
+__all__ = ["ScoreRequest", "Scored", "Scorer", "TorchScorer", "score_batch", "score_batches"]
 
 _MAX_LOGITS = 2**27
 """Most logits that are held at once: sampled ids times vocabulary."""
@@ -94,11 +94,12 @@ class TorchScorer:
         """See :class:`Scorer`. NaN for a request with more ids than the model's maximum length."""
         found = [Scored.nothing(request) for request in requests]
         about = self._model.config.get_text_config()
-        fits = [n for n, request in enumerate(requests) if len(request) <= about.max_position_embeddings]
+        window, vocab = about.max_position_embeddings, about.vocab_size
         async with self._alone:
-            for batch in self._batches(requests, fits, about.vocab_size):
+            for batch in score_batches(requests, tokens=self._tokens, window=window, vocab=vocab):
                 # Shielded: a forward pass cannot be interrupted, and the next one waits for its end.
-                work = asyncio.ensure_future(asyncio.to_thread(self._score, [requests[n] for n in batch]))
+                of_batch = [requests[n] for n in batch]
+                work = asyncio.ensure_future(asyncio.to_thread(score_batch, self._model, of_batch, chunk=self._chunk))
                 try:
                     scores = await asyncio.shield(work)
                 except asyncio.CancelledError:
@@ -108,61 +109,67 @@ class TorchScorer:
                     found[n] = scored
         return found
 
-    def _batches(self, requests: Sequence[ScoreRequest], chosen: Sequence[int], vocab: int) -> Iterator[list[int]]:
-        """Indices of the requests of each forward pass. The order of the requests determines them."""
-        held: list[int] = []
-        sampled = 0
-        for n in sorted(chosen, key=lambda n: -len(requests[n])):
-            count = len(requests[n].sampled_ids)
-            if held and (
-                (len(held) + 1) * len(requests[held[0]]) > self._tokens
-                or 2 * len(requests[n]) < len(requests[held[0]])
-                or (sampled + count) * vocab > _MAX_LOGITS
-            ):
-                yield held
-                held, sampled = [], 0
-            held.append(n)
-            sampled += count
-        if held:
+
+def score_batches(requests: Sequence[ScoreRequest], *, tokens: int, window: int, vocab: int) -> Iterator[list[int]]:
+    """Indices of the requests of each forward pass of at most ``tokens`` ids. Requests of more than ``window`` ids are
+    left out. The order of the requests determines them."""
+    held: list[int] = []
+    sampled = 0
+    for n in sorted(range(len(requests)), key=lambda n: -len(requests[n])):
+        if len(requests[n]) > window:
+            continue
+        count = len(requests[n].sampled_ids)
+        if held and (
+            (len(held) + 1) * len(requests[held[0]]) > tokens
+            or 2 * len(requests[n]) < len(requests[held[0]])
+            or (sampled + count) * vocab > _MAX_LOGITS
+        ):
             yield held
+            held, sampled = [], 0
+        held.append(n)
+        sampled += count
+    if held:
+        yield held
 
-    def _score(self, batch: Sequence[ScoreRequest]) -> list[Scored]:
-        import torch
 
-        model, width = self._model, max(map(len, batch))
-        device = next(model.parameters()).device
-        # Padding comes last, where no other id attends to it.
-        ids = np.zeros((len(batch), width), np.int64)
-        for row, request in zip(ids, batch, strict=True):
-            row[: len(request)] = (*request.prompt_ids, *request.sampled_ids)
-        counts = [len(request.sampled_ids) for request in batch]
-        # A sampled id is predicted at the position before it.
-        starts = [n * width + len(request.prompt_ids) - 1 for n, request in enumerate(batch)]
-        where = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
-        predicts, chosen = torch.from_numpy(where).to(device), torch.from_numpy(ids.ravel()[where + 1]).to(device)
-        heat = torch.tensor([request.temperature for request in batch], device=device)
-        heat = heat.repeat_interleave(torch.tensor(counts, device=device))[:, None]
-        top_k = max(request.top_k for request in batch)
+def score_batch(model: Any, batch: Sequence[ScoreRequest], *, chunk: int = 512) -> list[Scored]:
+    """The scores of some requests, by one forward pass of a model of transformers; see :class:`TorchScorer`."""
+    import torch
 
-        def only_predicting(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            return (given[0].flatten(0, 1)[predicts][None],)
+    width = max(map(len, batch))
+    device = next(model.parameters()).device
+    # Padding comes last, where no other id attends to it.
+    ids = np.zeros((len(batch), width), np.int64)
+    for row, request in zip(ids, batch, strict=True):
+        row[: len(request)] = (*request.prompt_ids, *request.sampled_ids)
+    counts = [len(request.sampled_ids) for request in batch]
+    # A sampled id is predicted at the position before it.
+    starts = [n * width + len(request.prompt_ids) - 1 for n, request in enumerate(batch)]
+    where = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
+    predicts, chosen = torch.from_numpy(where).to(device), torch.from_numpy(ids.ravel()[where + 1]).to(device)
+    heat = torch.tensor([request.temperature for request in batch], device=device)
+    heat = heat.repeat_interleave(torch.tensor(counts, device=device))[:, None]
+    top_k = max(request.top_k for request in batch)
 
-        training = model.training
-        hook = model.get_output_embeddings().register_forward_pre_hook(only_predicting)
-        model.eval()
-        try:
-            with torch.inference_mode():
-                logits = model(input_ids=torch.from_numpy(ids).to(device), use_cache=False).logits[0]
-                parts: list[tuple[torch.Tensor, ...]] = []
-                for start in range(0, len(logits), self._chunk):
-                    part = slice(start, start + self._chunk)
-                    rows = (logits[part].float() / heat[part]).log_softmax(-1)
-                    best = rows.topk(min(top_k, rows.shape[-1]), dim=-1)
-                    parts.append((rows.gather(1, chosen[part, None])[:, 0], best.indices, best.values))
-                columns = [torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)]
-        finally:
-            hook.remove()
-            model.train(training)
-        ends = np.cumsum(counts)[:-1]
-        scores = zip(batch, *(np.split(column, ends) for column in columns), strict=True)
-        return [Scored(own, top[:, : r.top_k], values[:, : r.top_k]) for r, own, top, values in scores]
+    def only_predicting(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (given[0].flatten(0, 1)[predicts][None],)
+
+    training = model.training
+    hook = model.get_output_embeddings().register_forward_pre_hook(only_predicting)
+    model.eval()
+    try:
+        with torch.no_grad():  # sharded modules cannot run in inference mode
+            logits = model(input_ids=torch.from_numpy(ids).to(device), use_cache=False).logits[0]
+            parts: list[tuple[torch.Tensor, ...]] = []
+            for start in range(0, len(logits), chunk):
+                part = slice(start, start + chunk)
+                rows = (logits[part].float() / heat[part]).log_softmax(-1)
+                best = rows.topk(min(top_k, rows.shape[-1]), dim=-1)
+                parts.append((rows.gather(1, chosen[part, None])[:, 0], best.indices, best.values))
+            columns = [torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)]
+    finally:
+        hook.remove()
+        model.train(training)
+    ends = np.cumsum(counts)[:-1]
+    scores = zip(batch, *(np.split(column, ends) for column in columns), strict=True)
+    return [Scored(own, top[:, : r.top_k], values[:, : r.top_k]) for r, own, top, values in scores]

@@ -11,7 +11,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,13 +20,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from clawgym.engines.lora import write_adapter
 from clawgym.errors import TrainingError
 from clawgym.records.run_folder import write_atomic
-from clawgym.trainers.common.policy import Policy
 from clawgym.trainers.config import Budget
 
-__all__ = ["Checkpoints", "Progress", "load_adapter"]
+__all__ = ["Checkpoints", "Progress", "load_adapter", "optimizer_tensors", "restore_optimizer"]
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
               "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
@@ -51,7 +49,30 @@ class Optimized(Protocol):
         ...
 
 
-class CheckpointedLearner(Optimized, Protocol):
+class CheckpointedPolicy(Protocol):
+    """The part of a policy that a checkpoint holds."""
+
+    folder: Path
+    """The folder that the model was loaded from."""
+
+    @property
+    def lora(self) -> bool: ...
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        """The trained weights, under their names in a checkpoint."""
+        ...
+
+    def load(self, weights: Mapping[str, torch.Tensor] | None) -> None:
+        """Replace the trained weights; None: by a LoRA adapter that changes nothing, as at the start. Raises
+        :class:`ValueError` if they are other weights."""
+        ...
+
+    def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+        """Write ``weights`` in the format of transformers, or of peft."""
+        ...
+
+
+class CheckpointedLearner(Protocol):
     """The part of a learner that a checkpoint holds."""
 
     updates: int
@@ -60,6 +81,14 @@ class CheckpointedLearner(Optimized, Protocol):
     @property
     def critic(self) -> Optimized | None:
         """The critic, if there is one. It has a file of its own, ``critic.safetensors``."""
+        ...
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """The state of the optimizer as tensors (:func:`optimizer_tensors`)."""
+        ...
+
+    def restore_optimizer(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore it. Raises :class:`ValueError` if it does not fit."""
         ...
 
 
@@ -129,11 +158,11 @@ class Checkpoints:
         if self._step("best") != name and (self.folder / name / "state.json").exists():
             write_atomic(self.folder / "best", name.encode())
 
-    def save(self, policy: Policy, learner: CheckpointedLearner, progress: Progress) -> Path:
+    def save(self, policy: CheckpointedPolicy, learner: CheckpointedLearner, progress: Progress) -> Path:
         """Write a checkpoint of ``progress``. Raises as :meth:`put` does."""
         weights = {name: t.detach().cpu().contiguous() for name, t in policy.trained().items()}
-        state = dict(_flat(learner))
-        critic = {} if learner.critic is None else dict(_flat(learner.critic))
+        state = learner.optimizer_state()
+        critic = {} if learner.critic is None else optimizer_tensors(learner.critic)
         tensors = (*weights.values(), *state.values(), *critic.values())
         need = sum(t.numel() * t.element_size() for t in tensors) + _SPARE_BYTES
 
@@ -185,30 +214,24 @@ class Checkpoints:
         self._prune()
         return target
 
-    def _model(self, part: Path, policy: Policy, weights: dict[str, torch.Tensor]) -> None:
+    def _model(self, part: Path, policy: CheckpointedPolicy, weights: Mapping[str, torch.Tensor]) -> None:
         folder = part / ("adapter" if policy.lora else "model")
         folder.mkdir()
-        if policy.lora:
-            write_adapter(folder, weights, policy.adapter_config())
-        else:
-            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-            policy.module.config.save_pretrained(folder)
-            if policy.module.generation_config is not None:
-                policy.module.generation_config.save_pretrained(folder)
+        policy.write(folder, weights)
         for name in TOKENIZER:
             if (policy.folder / name).exists():
                 shutil.copyfile(policy.folder / name, folder / name)
 
-    def load(self, folder: Path, policy: Policy, learner: CheckpointedLearner) -> Progress:
+    def load(self, folder: Path, policy: CheckpointedPolicy, learner: CheckpointedLearner) -> Progress:
         """Restore model, optimizer, critic and random generators. Raises :class:`~clawgym.errors.TrainingError` if the
         checkpoint does not fit the configuration."""
         try:
             about = json.loads((folder / "state.json").read_text("utf-8"))
             load_weights(folder, policy)
             state = _tensors(folder / "optimizer.safetensors") if (folder / "optimizer.safetensors").exists() else {}
-            _restore(learner, state)
+            learner.restore_optimizer(state)
             if learner.critic is not None:
-                _restore(learner.critic, _tensors(folder / "critic.safetensors"))
+                restore_optimizer(learner.critic, _tensors(folder / "critic.safetensors"))
             torch.set_rng_state(_tensors(folder / "random.safetensors")["torch"])
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise TrainingError(
@@ -232,32 +255,18 @@ class Checkpoints:
         return self._step("last") or "none yet"
 
 
-def load_weights(folder: Path, policy: Policy) -> None:
+def load_weights(folder: Path, policy: CheckpointedPolicy) -> None:
     """Load the trained weights of a checkpoint into ``policy``."""
     if policy.lora:
         load_adapter(folder / "adapter", policy)
-        return
-    weights = _tensors(folder / "model" / "model.safetensors")
-    own = policy.trained()
-    if weights.keys() != own.keys():
-        raise ValueError(f"it has {len(weights)} weights, the model {len(own)}")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(weights[name])
+    else:
+        policy.load(_tensors(folder / "model" / "model.safetensors"))
 
 
-def load_adapter(folder: Path | None, policy: Policy) -> None:
+def load_adapter(folder: Path | None, policy: CheckpointedPolicy) -> None:
     """Load a LoRA adapter, as :func:`~clawgym.engines.lora.write_adapter` wrote it, into ``policy``; None: one that
     changes nothing, as at the start."""
-    from peft import set_peft_model_state_dict
-
-    if folder is not None:
-        set_peft_model_state_dict(policy.module, _tensors(folder / "adapter_model.safetensors"))
-        return
-    with torch.no_grad():
-        for name, weight in policy.module.named_parameters():
-            if "lora_B" in name:
-                weight.zero_()
+    policy.load(None if folder is None else _tensors(folder / "adapter_model.safetensors"))
 
 
 def _tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -269,16 +278,19 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _flat(learner: Optimized) -> Iterator[tuple[str, torch.Tensor]]:
-    """The state of the optimizer as named tensors."""
+def optimizer_tensors(learner: Optimized) -> dict[str, torch.Tensor]:
+    """The state of an optimizer as named tensors."""
+    found: dict[str, torch.Tensor] = {}
     for number, parameter in enumerate(learner.parameters):
         for name, value in learner.optimizer.state.get(parameter, {}).items():
-            yield f"{number}.{name}", torch.as_tensor(value).detach().cpu().clone()
+            found[f"{number}.{name}"] = torch.as_tensor(value).detach().cpu().clone()
     for number, copy, _ in learner.copies():
-        yield f"{number}.{_COPY}", copy.detach().cpu()
+        found[f"{number}.{_COPY}"] = copy.detach().cpu()
+    return found
 
 
-def _restore(learner: Optimized, state: dict[str, torch.Tensor]) -> None:
+def restore_optimizer(learner: Optimized, state: Mapping[str, torch.Tensor]) -> None:
+    """Restore what :func:`optimizer_tensors` gave. Raises :class:`ValueError` for other shapes."""
     for key, value in state.items():
         number, _, name = key.partition(".")
         parameter = learner.parameters[int(number)]

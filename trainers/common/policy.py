@@ -10,16 +10,18 @@ import contextlib
 import copy
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch.utils.checkpoint import checkpoint
 
 from clawgym.engines.folders import model_folder
 from clawgym.engines.load import choose_attention, load_module, sees
+from clawgym.engines.lora import write_adapter
 from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.sglang import SGLangEngine
 from clawgym.engines.transformers import Kernels, TransformersEngine
@@ -81,6 +83,36 @@ class Policy:
             return get_peft_model_state_dict(self.module)
         weights = {name: p.detach() for name, p in self.module.named_parameters()}
         return weights | {name: b for name, b in self.module.named_buffers() if name in self.module.state_dict()}
+
+    def load(self, weights: Mapping[str, torch.Tensor] | None) -> None:
+        """Replace the trained weights; None: by a LoRA adapter that changes nothing, as at the start. Raises
+        :class:`ValueError` if they are other weights."""
+        if weights is None:
+            with torch.no_grad():
+                for name, weight in self.module.named_parameters():
+                    if "lora_B" in name:
+                        weight.zero_()
+        elif self.lora:
+            from peft import set_peft_model_state_dict
+
+            set_peft_model_state_dict(self.module, dict(weights))
+        else:
+            own = self.trained()
+            if weights.keys() != own.keys():
+                raise ValueError(f"it has {len(weights)} weights, the model {len(own)}")
+            with torch.no_grad():
+                for name, tensor in own.items():
+                    tensor.copy_(weights[name])
+
+    def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+        """Write ``weights`` in the format of transformers, or of peft."""
+        if self.lora:
+            write_adapter(folder, weights, self.adapter_config())
+            return
+        save_file(dict(weights), folder / "model.safetensors", metadata={"format": "pt"})
+        self.module.config.save_pretrained(folder)
+        if self.module.generation_config is not None:
+            self.module.generation_config.save_pretrained(folder)
 
     def adapter_config(self) -> dict[str, Any]:
         """The configuration of the LoRA adapter, as peft writes it."""

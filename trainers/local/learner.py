@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from clawgym.registry import advantages as registry
 from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MaskedSequence, MicroBatch, Packed, micro_batches, pack
 from clawgym.trainers.common.batch import TrainingBatch
+from clawgym.trainers.common.checkpoints import optimizer_tensors, restore_optimizer
 from clawgym.trainers.common.imitation import ImitationData
 from clawgym.trainers.common.policy import Policy, base_of, hidden_states, logprobs_of, reverse_kl_of, token_logprobs
 from clawgym.trainers.common.step import BatchLearner, MiniBatch, StepMetrics, mean_difference, not_finite
@@ -204,6 +205,14 @@ class Learner(BatchLearner):
         for number, (copy, weight) in enumerate(zip(self.parameters, self._trained, strict=True)):
             if copy is not weight:
                 yield number, copy, weight
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """For a checkpoint."""
+        return optimizer_tensors(self)
+
+    def restore_optimizer(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore :meth:`optimizer_state`. Raises :class:`ValueError` if it does not fit."""
+        restore_optimizer(self, state)
 
     def _forget_gradient(self) -> None:
         for each in (*self.parameters, *self._trained):

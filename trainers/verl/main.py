@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clawgym.errors import MissingDependency, TrainingError
+from clawgym.errors import TrainingError
 from clawgym.pool import Pool
 from clawgym.registry import trainers
 from clawgym.trainers.batching import MaskedSequence
@@ -33,15 +32,12 @@ from clawgym.trainers.common.start_model import base_folder
 from clawgym.trainers.common.tracking import View, on_terminal
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import ScoredEpisode
+from clawgym.trainers.verl.cluster import cause_of, cluster, require
 from clawgym.trainers.verl.merging import merge_adapters
-from clawgym.trainers.verl.settings import check_supported, environment, on_cpu, verl_settings, window_of
+from clawgym.trainers.verl.settings import check_supported, verl_settings, window_of
 from clawgym.trainers.verl.timeline import Span, merged
 
 __all__ = ["train"]
-
-
-_START_ATTEMPTS = 5
-"""Attempts to start Ray on this machine."""
 
 
 class _Stopped(Exception):
@@ -67,52 +63,14 @@ async def train(
             "trainer: verl"
         )
     check_supported(config)
-    os.environ.update(environment(config))
-    try:
-        import ray
-        import transfer_queue  # noqa: F401
-        import verl  # noqa: F401
-    except ImportError as error:
-        raise MissingDependency(f"trainer: verl needs verl ({error}): pip install 'clawgym[verl]'") from error
+    require(config)
     splits = await asyncio.to_thread(load_splits, config.tasks, config.agent)
     with Run.open(out, config, "rl", splits, view or on_terminal()) as run:
         work = _VerlRun(config, run, splits, stop or asyncio.Event())
         if config.algorithm.imitation:
             await work.demonstrate()
-        with _cluster(config, ray):
+        with cluster(config):
             return await asyncio.to_thread(work.run)
-
-
-@contextlib.contextmanager
-def _cluster(config: TrainConfig, ray: Any) -> Iterator[None]:
-    """Connect to the Ray cluster of this process (``RAY_ADDRESS``), or start one on this machine."""
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-
-    runtime: Any = get_ppo_ray_runtime_env()
-    runtime["env_vars"] = {**runtime.get("env_vars", {}), **environment(config), "TRANSFER_QUEUE_ENABLE": "1"}
-    options: dict[str, Any] = {"runtime_env": runtime, "log_to_driver": False, "logging_level": "error"}
-    if not os.environ.get("RAY_ADDRESS"):
-        # Otherwise Ray joins the cluster that was last started on this machine, even if it has ended.
-        options |= {"address": "local", "include_dashboard": False}
-        if on_cpu(config):
-            about = config.verl
-            ranks = about.ranks + (about.rollout_ranks if about.mode == "separate_async" else 0)
-            # Logical resources: verl requests more CPUs than it uses, and one GPU per rank.
-            options |= {"num_cpus": 16 + 8 * ranks, "num_gpus": ranks, "object_store_memory": 500_000_000}
-    for attempt in range(_START_ATTEMPTS):
-        try:
-            ray.init(**options)
-            break
-        except Exception as error:  # Ray raises no narrower class; its processes may not be up within 30 seconds
-            ray.shutdown()
-            if attempt + 1 == _START_ATTEMPTS:
-                raise TrainingError(
-                    f"Ray did not start ({_cause(error)}): run `clawgym doctor --verl`; on a busy machine, try again"
-                ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 class _VerlRun:
@@ -180,7 +138,7 @@ class _VerlRun:
                     ray.get([host.aclose.remote() for host in self._hosts], timeout=60)
         except RayError as error:
             raise TrainingError(
-                f"a process of the run failed or died ({_cause(error)}): run the same command again to resume from "
+                f"a process of the run failed or died ({cause_of(error)}): run the same command again to resume from "
                 f"checkpoint {self._progress_name()}"
             ) from error
         finally:
@@ -364,10 +322,3 @@ def _progress_of(folder: Path) -> Progress:
         raise TrainingError(
             f"{folder}: cannot be resumed from ({error}): use the trainer it was written with, or name another --out"
         ) from error
-
-
-def _cause(error: BaseException) -> str:
-    """The last line of an error."""
-    lines = [line for line in str(getattr(error, "cause", None) or error).splitlines() if line.strip()]
-    text = lines[-1].strip() if lines else type(error).__name__
-    return text.partition(" Some common causes")[0][:300]

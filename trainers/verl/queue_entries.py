@@ -20,7 +20,7 @@ from clawgym.trainers.common.teaching import Teachers
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import ScoredEpisode
 
-__all__ = ["episodes_of_tags", "interleave", "imitation_entry", "pad_like", "queue_entry"]
+__all__ = ["episodes_of_tags", "interleave", "imitation_entry", "pad_like", "queue_entry", "sequence_fields"]
 
 
 def queue_entry(
@@ -38,16 +38,9 @@ def queue_entry(
     attempt = scored_episode(member, group)
     rewards = torch.zeros(length)
     rewards[-1] = attempt.score
-    ids = torch.tensor(sample.ids)
-    mask = trained.long()
     versions = [version for version in sample.policy_versions if version is not None] or [0]
     fields = {
-        "prompts": ids[:start],
-        "responses": ids[start:],
-        "response_mask": mask,
-        "loss_mask": mask,
-        "input_ids": ids,
-        "position_ids": torch.arange(len(ids)),
+        **sequence_fields(sample.ids, sample.mask),
         "rollout_log_probs": logprobs,
         "rm_scores": rewards,
         "turns": turns,
@@ -61,7 +54,7 @@ def queue_entry(
         "status": "success",
         "prompt_len": start,
         "response_len": length,
-        "seq_len": len(ids),
+        "seq_len": len(sample.ids),
         "min_global_steps": min(versions),
         "max_global_steps": max(versions),
         "sample": member.episode.sample,
@@ -70,6 +63,21 @@ def queue_entry(
         "attempt": asdict(attempt),
     }
     return fields, tag
+
+
+def sequence_fields(ids: Sequence[int], mask: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The fields of a training sequence that do not depend on rewards. ``mask`` is 1 for trained ids; there is at least
+    one."""
+    start, whole = mask.index(1), torch.tensor(ids)
+    trained = torch.tensor(mask[start:]).long()
+    return {
+        "prompts": whole[:start],
+        "responses": whole[start:],
+        "response_mask": trained,
+        "loss_mask": trained,
+        "input_ids": whole,
+        "position_ids": torch.arange(len(ids)),
+    }
 
 
 def imitation_entry(path: MaskedSequence, weight: float) -> dict[str, torch.Tensor]:

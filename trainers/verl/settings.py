@@ -22,7 +22,16 @@ from clawgym.trainers.verl.from_verl import check_names
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["CPU", "environment", "loss_mode", "on_cpu", "check_supported", "verl_settings", "window_of"]
+__all__ = [
+    "CPU",
+    "check_learner",
+    "check_supported",
+    "environment",
+    "loss_mode",
+    "on_cpu",
+    "verl_settings",
+    "window_of",
+]
 
 CPU = "clawgym.trainers.verl.cpu"
 FORMULAS = "clawgym.trainers.verl.formulas"
@@ -34,16 +43,10 @@ def on_cpu(config: TrainConfig) -> bool:
     return config.verl.engine == "transformers"
 
 
-def check_supported(config: TrainConfig, model: Path | None = None) -> None:
-    """Raise :class:`~clawgym.errors.TrainingError` for settings that this trainer does not support. With ``model``, its
-    folder, check the model too."""
-    sync = config.verl.mode == "sync"
-    for asked, setting, instead in (
-        (
-            config.distillation.hints and config.rollout.temperature != 1,
-            "rollout.temperature",
-            "with distillation.hints it must be 1: servers compute log-probs of given ids at temperature 1 only",
-        ),
+def check_learner(config: TrainConfig, model: Path | None = None) -> None:
+    """Raise :class:`~clawgym.errors.TrainingError` for settings that training on verl's ranks does not support. With
+    ``model``, its folder, check the model too."""
+    _refuse(
         (
             config.distillation.loss == "topk",
             "distillation.loss",
@@ -55,6 +58,29 @@ def check_supported(config: TrainConfig, model: Path | None = None) -> None:
             f"{config.algorithm.advantage} needs a critic: choose another of `clawgym list advantages`, or use "
             "trainer: local",
         ),
+        (config.model.quantize, "model.quantize", "leave it out, or use trainer: local"),
+        (model is not None and sees(model), "model.path", "for a vision model use trainer: local"),
+        (
+            on_cpu(config) and config.compute.device not in (None, "cpu"),
+            "verl.engine",
+            "transformers is for a CPU: choose vllm or sglang",
+        ),
+    )
+
+
+def check_supported(config: TrainConfig, model: Path | None = None) -> None:
+    """Raise :class:`~clawgym.errors.TrainingError` for settings that this trainer does not support. With ``model``, its
+    folder, check the model too."""
+    check_learner(config, model)
+    sync = config.verl.mode == "sync"
+    served = [name for name in ("vllm", "sglang") if getattr(config.compute, name)]
+    _refuse(
+        (served, f"compute.{''.join(served)}", f"set verl.engine to {''.join(served)} instead"),
+        (
+            config.distillation.hints and config.rollout.temperature != 1,
+            "rollout.temperature",
+            "with distillation.hints it must be 1: servers compute log-probs of given ids at temperature 1 only",
+        ),
         (
             config.algorithm.imitation and config.rollout.temperature != 1,
             "rollout.temperature",
@@ -65,16 +91,14 @@ def check_supported(config: TrainConfig, model: Path | None = None) -> None:
             "verl.nodes",
             "with algorithm.imitation it must be 1: a resumed run reads solved episodes from the pool of one node",
         ),
-        (config.model.quantize, "model.quantize", "leave it out, or use trainer: local"),
         (sync and config.rollout.staleness, "rollout.staleness", "with verl.mode sync it must be 0"),
         (not sync and not config.rollout.staleness, "rollout.staleness", f"{config.verl.mode} needs 1 or more"),
-        (model is not None and sees(model), "model.path", "for a vision model use trainer: local"),
-        (
-            on_cpu(config) and config.compute.device not in (None, "cpu"),
-            "verl.engine",
-            "transformers is for a CPU: choose vllm or sglang",
-        ),
-    ):
+    )
+
+
+def _refuse(*cases: tuple[Any, str, str]) -> None:
+    """Raise for the first of ``cases`` that holds: whether it does, the setting, and what to do."""
+    for asked, setting, instead in cases:
         if asked:
             raise TrainingError(f"{setting}: not supported by trainer: verl: {instead}")
 
