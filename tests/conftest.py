@@ -75,6 +75,7 @@ CHECK = (
     "online/test_elsewhere.py::test_a_trainer_on_another_machine",
     "online/test_gate.py",
     "online/test_redaction.py::test_a_megabyte_takes_seconds",
+    "online/test_verl.py::test_a_killed_",
     "redteam/",
     "sandbox/test_chroot.py",
     "sandbox/test_docker.py",
@@ -109,6 +110,7 @@ CHECK = (
     "trainers/local/test_vision.py",
     "trainers/verl/test_end_to_end.py",
     "trainers/verl/test_host.py",
+    "trainers/verl/test_learner.py",
     "trainers/verl/test_servers.py",
 )
 """Where the tests of `make check` are: the beginnings of their names, below ``tests/``. `make test` runs all others
@@ -179,6 +181,7 @@ LONGEST = (
     "test_examples.py",
     "envs/test_openclaw.py",
     "trainers/verl/test_end_to_end.py",
+    "online/test_verl.py",
     "redteam/test_escape.py",
     "agents/openclaw/test_openclaw.py",
     "invariants/test_training_parts_killed.py",

@@ -495,8 +495,8 @@ class TrainConfig(_Part):
         if self.distillation.hints and self.reward.judge in (None, "rule", "prm"):
             raise ValueError("distillation.hints: the judges rule and prm give no hints: set reward.judge to another")
         served = [name for name in ("vllm", "sglang") if getattr(self.compute, name)]
-        if served and self.trainer != "local":
-            raise ValueError(f"compute.{served[0]}: is for trainer: local: set verl.engine to {served[0]} instead")
+        if served and self.trainer not in ("local", "verl"):
+            raise ValueError(f"compute.{served[0]}: is for trainer: local: leave it out")
         if len(served) > 1:
             raise ValueError("compute.vllm, compute.sglang: one server samples: leave one of them out")
         if self.compute.kernels != "float32" and (served or self.model.dtype != "float32" or self.trainer != "local"):

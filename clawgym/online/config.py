@@ -29,7 +29,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from clawgym.errors import ServiceError
+from clawgym.errors import ServiceError, TrainingError
 from clawgym.online.promotion import Criterion, GateRules
 from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.config import TrainConfig, checked_settings, override_settings, read_settings
@@ -114,8 +114,15 @@ class ServiceConfig(_Part):
                 f"gate.scorers: judge needs a model as the judge, not {about.reward.judge}: set training.reward.judge "
                 "to policy or model, or name other scorers"
             )
-        if about.trainer != "local":
-            raise ValueError("training.trainer: the versions of a service are trained by trainer: local")
+        if about.trainer not in ("local", "verl"):
+            raise ValueError("training.trainer: the versions of a service are trained by trainer: local or verl")
+        if about.trainer == "verl":
+            from clawgym.trainers.verl.settings import check_learner
+
+            try:
+                check_learner(about)
+            except TrainingError as error:
+                raise ValueError(f"training.{error}") from error
         return self
 
 

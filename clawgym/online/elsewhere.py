@@ -237,10 +237,10 @@ class ServiceLink:
             raise ServiceError(f"{ca}: has no certificates ({error}): give a PEM file") from error
 
     def config(self, settings: Sequence[str] = ()) -> ServiceConfig:
-        """The configuration of the service, with ``settings`` of this machine (``training.compute``, or where the model
-        is). Raises :class:`~clawgym.errors.ServiceError` for other settings."""
+        """The configuration of the service, with ``settings`` of this machine: ``training.compute``, ``training.verl``,
+        ``training.trainer``, or where the model is. Raises :class:`~clawgym.errors.ServiceError` for other settings."""
         for one in settings:
-            if not one.startswith(("training.compute.", "training.model.path=")):
+            if not one.startswith(("training.compute.", "training.model.path=", "training.trainer=", "training.verl.")):
                 raise ServiceError(f"--set {one}: belongs to the service: give training.compute.KEY=VALUE")
         try:
             data = json.loads(self.call("GET", "config"))

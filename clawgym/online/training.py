@@ -9,6 +9,7 @@ answer: where one was rejected, rolled back or erased, it starts again from the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,10 +36,11 @@ from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, TrainingPool
 from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.common.batch import images_of, make_batch
-from clawgym.trainers.common.checkpoints import load_adapter
+from clawgym.trainers.common.checkpoints import Checkpoints, Progress, load_adapter
+from clawgym.trainers.common.policy import load_policy
 from clawgym.trainers.common.teaching import find_teachers
+from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.learner import Learner
-from clawgym.trainers.local.training_state import TrainingState
 
 __all__ = ["VersionTrainer", "train_elsewhere", "train_versions"]
 
@@ -50,8 +53,7 @@ _ENDED = ("rejected", "withdrawn", "erased")
 
 async def train_versions(folder: ServiceFolder, stop: asyncio.Event) -> None:
     """Train as conversations come, until ``stop`` is set."""
-    with Pool(folder.pool) as pool:
-        trainer = VersionTrainer(folder, pool)
+    with Pool(folder.pool) as pool, contextlib.closing(VersionTrainer(folder, pool)) as trainer:
         while not stop.is_set():
             if not await trainer.step():
                 await pause(stop, _POLL_SECONDS)
@@ -85,22 +87,23 @@ async def train_elsewhere(
     with folder.running():
         versions = RemoteVersions(folder.versions, link)
         trainer = await asyncio.to_thread(VersionTrainer, folder, RemotePool(link), versions)
-        said = ""
-        while not stop.is_set():
-            try:
-                worked = await trainer.step()
-                said = ""
-            except ServiceUnreachable as error:
-                if str(error) != said:
-                    said = str(error)
-                    say(f"Waiting: {said}.")
-                worked = False
-            if not worked:
-                await pause(stop, _POLL_SECONDS)
+        with contextlib.closing(trainer):
+            said = ""
+            while not stop.is_set():
+                try:
+                    worked = await trainer.step()
+                    said = ""
+                except ServiceUnreachable as error:
+                    if str(error) != said:
+                        said = str(error)
+                        say(f"Waiting: {said}.")
+                    worked = False
+                if not worked:
+                    await pause(stop, _POLL_SECONDS)
 
 
 class VersionTrainer:
-    """Makes versions, one for each training step. It takes up the state in the folder."""
+    """Makes versions, one for each training step. It takes up the state in the folder. Close it at the end."""
 
     def __init__(self, folder: ServiceFolder, pool: TrainingPool, versions: Versions | None = None) -> None:
         self._config: ServiceConfig = folder.config
@@ -115,7 +118,14 @@ class VersionTrainer:
             torch.set_num_threads(self._about.compute.threads)
         self._model = model_folder(self._about.model.path or "")
         self._renderer = Renderer(self._model)
-        self._state = TrainingState.load(self._about, self._run, self._model)
+        self._checkpoints, self._progress = Checkpoints(self._run), Progress()
+        with contextlib.ExitStack() as stack:
+            self._policy, self._learner_of = _load_policy(self._about, self._model, stack)
+            self._learner = self._learner_of(self._policy, self._about)
+            if (last := self._checkpoints.last()) is not None:
+                self._progress = self._checkpoints.load(last, self._policy, self._learner)
+            self.close = stack.pop_all().close
+            """End the processes that train."""
 
     @property
     def current(self) -> Version:
@@ -124,8 +134,7 @@ class VersionTrainer:
         made = self._of_step() if number is None else self._versions[number]
         if made is None:
             raise ServiceError(
-                f"{self._run}: no version has the weights of step {self._state.progress.step}: restore versions/ from "
-                "a copy"
+                f"{self._run}: no version has the weights of step {self._progress.step}: restore versions/ from a copy"
             )
         return made
 
@@ -152,7 +161,7 @@ class VersionTrainer:
     def _extra(self) -> dict[str, Any]:
         """Of the checkpoint: ``at``, the version that has its weights; or None for the version of its step, whose
         ``parent``, ``sessions`` and ``metrics`` are there too."""
-        return self._state.progress.extra
+        return self._progress.extra
 
     def _of_step(self) -> Version | None:
         sessions = tuple(self._extra["sessions"])
@@ -160,10 +169,13 @@ class VersionTrainer:
 
     def _stand(self, version: Version) -> None:
         """End a step with the weights of ``version``."""
-        progress = self._state.progress
+        progress = self._progress
         progress.step += 1
         progress.extra = {"at": version.number}
-        self._state.save()
+        self._save()
+
+    def _save(self) -> None:
+        self._checkpoints.save(self._policy, self._learner, self._progress)
 
     def _finish(self) -> None:
         """Make the version of the newest checkpoint, and acknowledge what it was trained on, unless that was done."""
@@ -171,13 +183,13 @@ class VersionTrainer:
             self._add()
         if self._plan.exists():
             plan = json.loads(self._plan.read_bytes())
-            if plan["step"] < self._state.progress.step:
+            if plan["step"] < self._progress.step:
                 for source in plan["sources"]:
                     self._pool.ack(_consumer(source), plan["step"])
                 self._plan.unlink()
 
     def _write_plan(self, sources: Mapping[str, int]) -> None:
-        plan = {"step": self._state.progress.step, "sources": dict(sources)}
+        plan = {"step": self._progress.step, "sources": dict(sources)}
         write_atomic(self._plan, json.dumps(plan).encode())
 
     def _unserved(self) -> list[Version]:
@@ -197,9 +209,8 @@ class VersionTrainer:
 
     def _load(self, version: Version) -> None:
         """Take the weights of a version, with a new optimizer."""
-        policy = self._state.policy
-        load_adapter(self._versions.adapter_of(version), policy)
-        self._state = replace(self._state, learner=Learner(policy, self._about))
+        load_adapter(self._versions.adapter_of(version), self._policy)
+        self._learner = self._learner_of(self._policy, self._about)
 
     def _choose(self) -> dict[str, int]:
         """How many judged conversations of each source the next step takes; empty if there are too few."""
@@ -218,7 +229,7 @@ class VersionTrainer:
 
     def _fetch(self, sources: Mapping[str, int]) -> Batch:
         """The conversations of this step; fewer if some were forgotten since it was planned."""
-        step, groups, there = self._state.progress.step, list[BatchGroup](), dict[str, int]()
+        step, groups, there = self._progress.step, list[BatchGroup](), dict[str, int]()
         for source, planned in sources.items():
             for count in range(planned, 0, -1):
                 found = self._pool.fetch(
@@ -253,12 +264,12 @@ class VersionTrainer:
 
     async def _train(self, batch: Batch) -> bool:
         """One training step, and its checkpoint. False if there is none; then the weights are those of before."""
-        began, progress, about, parent = time.monotonic(), self._state.progress, self._about, self.current
+        began, progress, about, parent = time.monotonic(), self._progress, self._about, self.current
         sessions = sorted(member.episode.id for group in batch.groups for member in group.episodes)
         if not sessions:
             _log.info("step %d: its conversations are gone, or too old to train on", progress.step)
             return False
-        policy, learner = self._state.policy, self._state.learner
+        policy, learner = self._policy, self._learner
         teachers, metrics = {}, {}
         if about.distillation.hints:
             scorer = policy.scorer(tokens=about.compute.micro_tokens)
@@ -275,24 +286,24 @@ class VersionTrainer:
         progress.step += 1
         progress.seconds += time.monotonic() - began
         progress.extra = {"at": None, "parent": parent.number, "sessions": sessions, "metrics": metrics}
-        await asyncio.to_thread(self._state.save)
+        await asyncio.to_thread(self._save)
         return True
 
     def _add(self) -> None:
         """Make the version of the newest checkpoint."""
-        last, extra = self._state.checkpoints.last(), self._extra
+        last, extra = self._checkpoints.last(), self._extra
         assert last is not None
         try:
             version = self._versions.add(
                 lambda part: shutil.copytree(last / "adapter", part, dirs_exist_ok=True),
                 parent=extra["parent"],
                 sessions=extra["sessions"],
-                about={"step": self._state.progress.step, "metrics": extra["metrics"]},
+                about={"step": self._progress.step, "metrics": extra["metrics"]},
             )
         except ServiceUnreachable:
             raise  # tried again with the checkpoint, which is safe
         except ServiceError as error:  # a conversation was forgotten meanwhile, or the parent erased
-            _log.warning("step %d made no version: %s", self._state.progress.step, error)
+            _log.warning("step %d made no version: %s", self._progress.step, error)
             serving = self._versions.serving
             self._load(serving)
             self._stand(serving)
@@ -300,6 +311,15 @@ class VersionTrainer:
         _log.info("version %d: trained on %d conversations", version.number, len(version.sessions))
         if not self._config.gate.on and self._versions[version.number].state == "candidate":
             self._versions.promote(version.number, "without a gate")
+
+
+def _load_policy(about: TrainConfig, model: Path, stack: contextlib.ExitStack) -> tuple[Any, Callable[..., Any]]:
+    """The policy and the class of its learner: in this process, or on ranks of verl, which ``stack`` ends."""
+    if about.trainer == "verl":
+        from clawgym.trainers.verl.learner import RankedLearner, open_ranks
+
+        return stack.enter_context(open_ranks(about, model)), RankedLearner
+    return load_policy(about.model, model, about.compute, seed=about.seed), Learner
 
 
 def _consumer(source: str) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +52,8 @@ def cluster(config: TrainConfig) -> Iterator[None]:
         if not os.environ.get("RAY_ADDRESS"):
             # Otherwise Ray joins the cluster that was last started on this machine, even if it has ended.
             options |= {"address": "local", "include_dashboard": False}
+            # If this process is killed, Ray's agents seek the rest of the cluster for so long before they end.
+            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
             where = os.environ.get("RAY_TMPDIR")
             logs = tempfile.TemporaryDirectory(prefix="clawgym-ray-", dir=where, ignore_cleanup_errors=True)
             options["_temp_dir"] = stack.enter_context(logs)
@@ -58,6 +62,7 @@ def cluster(config: TrainConfig) -> Iterator[None]:
                 ranks = about.ranks + (about.rollout_ranks if about.mode == "separate_async" else 0)
                 # Logical resources: verl requests more CPUs than it uses, and one GPU per rank.
                 options |= {"num_cpus": 16 + 8 * ranks, "num_gpus": ranks, "object_store_memory": 500_000_000}
+        stop = signal.getsignal(signal.SIGTERM)
         for attempt in range(_START_ATTEMPTS):
             try:
                 ray.init(**options)
@@ -70,6 +75,8 @@ def cluster(config: TrainConfig) -> Iterator[None]:
                         "again"
                     ) from error
         stack.callback(ray.shutdown)
+        if threading.current_thread() is threading.main_thread():  # Ray has put a handler of its own in its place
+            signal.signal(signal.SIGTERM, stop)
         yield
 
 

@@ -172,11 +172,13 @@ class RankedPolicy:
         }
         entries = [*entries, *[nothing] * (-len(entries) % self.ranks)]
         lengths = [len(fields["input_ids"]) for fields in entries]
-        parts = get_seqlen_balanced_partitions(lengths, self.ranks, equal_size=True)
+        parts: Any = get_seqlen_balanced_partitions(lengths, self.ranks, equal_size=True)
         order = [place for part in parts for place in part]
         columns = {name: [entries[place][name] for place in order] for name in nothing}
         # Entries of equal length would become a plain tensor otherwise, which verl takes for a padded one.
-        nested = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in columns.items()}
+        nested: dict[str, Any] = {
+            name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in columns.items()
+        }
         return order, get_tensordict(nested)
 
     def _assign(self, data: Any, batch: TrainingBatch, **about: Any) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.models.transformers import monkey_patch
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
-from verl.utils import tensordict_utils
+from verl.utils import fsdp_utils, tensordict_utils
 from verl.utils.device import get_device_id, get_device_name
 from verl.utils.model import get_hf_auto_model_class
 from verl.workers.config import ActorConfig, TrainingWorkerConfig
@@ -34,6 +34,17 @@ RATE = "clawgym_rate"
 
 # Where TRL is installed, verl changes a class for critics, which TRL 1.16 does not have. No critic is used here.
 monkey_patch.is_trl_available = lambda: False  # pyright: ignore
+
+_wrapped = fsdp_utils._select_fsdp2_wrap_targets
+
+
+def _wrapped_without_head(model: Any, layers: Any) -> list[Any]:
+    """The modules that FSDP shards one by one. verl's fused kernels read the weight of the head and do not call it, so
+    it must be gathered together with the root (verl 0.9.1 gathers it alone, unless it is that of the embeddings)."""
+    return [module for module in _wrapped(model, layers) if module is not model.get_output_embeddings()]
+
+
+fsdp_utils._select_fsdp2_wrap_targets = _wrapped_without_head
 
 
 def _update(worker: TrainingWorker, data: TensorDict) -> TensorDict | None:
@@ -72,7 +83,8 @@ class AdapterWorker(TrainingWorker):
         super().__init__(config)
         self.set_loss_fn(partial(loss, config=actor))
         about = self.model_config.hf_config
-        self._kind = get_hf_auto_model_class(about)._model_mapping[type(about)]
+        auto: Any = get_hf_auto_model_class(about)
+        self._kind = auto._model_mapping[type(about)]
         self._forward = self._kind.forward  # verl replaces it by one that gives no logits
         add_adapter = self.engine._build_lora_module
 
