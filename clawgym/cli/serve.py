@@ -35,7 +35,7 @@ def serve(
     ] = None,
     folder: Dir = _DIR,
     config: Annotated[
-        str | None, typer.Option("--config", "-c", help="serve, serve-24gb, or a YAML file with settings.")
+        str | None, typer.Option("--config", "-c", help="serve, serve-24gb, serve-8gpu, or a YAML file with settings.")
     ] = None,
     settings: Settings = None,
     host: Annotated[str, typer.Option(help="Address for clients. Any but loopback needs TLS.")] = "127.0.0.1",
@@ -159,7 +159,8 @@ def train(
 ) -> None:
     """Train the versions of a service on this machine. The service runs elsewhere, with --train-elsewhere.
 
-    --set changes what belongs to this machine: training.compute, and where the model is (training.model.path).
+    --set changes what belongs to this machine: training.compute, training.verl, training.trainer, and where the model
+    is (training.model.path).
     """
     from clawgym.cli._running import resume_command, stop_on_signals
     from clawgym.errors import ServiceError

@@ -235,15 +235,20 @@ def _memory(folder: Path, config: ServiceConfig) -> ModelFinding:
     longest = estimate(
         shape, about.model_copy(update={"model": about.model.model_copy(update={"context_window": window})})
     )
+    alone = estimate(shape, about.model_copy(update={"trainer": "local"}))  # of a process with the whole model
     elsewhere = bool(about.compute.vllm)
     engine = ("weights of the engine", "rounded weights of the engine", "keys and values of rollouts")
-    sampling = sum(usual.items.get(name, 0) for name in engine)
-    weights = usual.items["weights of the policy"]
+    sampling, of_ranks = (sum(each.items.get(name, 0) for name in engine) for each in (alone, usual))
+    weights = alone.items["weights of the policy"]
     scores = config.gate.on and "likelihood" in config.gate.scorers
+    ranked = about.trainer == "verl"
+    each = max(usual.peaks.values()) - of_ranks + _PROCESS_BYTES
+    # On a CPU the ranks of verl share the memory. Otherwise each has a GPU, and one of them also serves.
+    shared = about.verl.ranks if ranked and about.verl.engine == "transformers" else 1
     parts = {
         "serving": 0 if elsewhere else weights + sampling + _PROCESS_BYTES,
-        "training": max(usual.peaks.values()) - sampling + _PROCESS_BYTES,
-        "gate": (weights + usual.items["logits"] + _PROCESS_BYTES) * scores,
+        "training": each * shared,
+        "gate": (weights + alone.items["logits"] + _PROCESS_BYTES) * scores,
     }
     total = sum(parts.values())
     train = max(usual.peaks.values()) + _PROCESS_BYTES
@@ -261,6 +266,10 @@ def _memory(folder: Path, config: ServiceConfig) -> ModelFinding:
         "copies_fit": copies <= free,
     }
     shares = ", ".join(f"{name} {_gib(part)}" for name, part in parts.items() if part)
+    if ranked:
+        count = about.verl.nodes * about.verl.ranks
+        figures |= {"ranks": count, "rank_bytes": each}
+        shares += f"; each of {count} ranks {_gib(each)}"
     detail = f"clawgym serve {_gib(total)} ({shares}), clawgym train {_gib(train)}; available {_gib(free)} ({device})"
     advice = (
         "name a smaller model, or lower the need by --set training.model.dtype=bfloat16, "

@@ -230,11 +230,20 @@ SHAPES = {
     "Qwen/Qwen3-1.7B": {
         **QWEN, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16
     },
+    "Qwen/Qwen3-8B": {
+        **QWEN, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("recipe", "gib", "devices"), [("serve", 12.0, "two cores"), ("serve-24gb", 24.0, "one GPU of 24 GB")]
+    ("recipe", "gib", "devices"),
+    [
+        ("serve", 12.0, "two cores"),
+        ("serve-24gb", 24.0, "one GPU of 24 GB"),
+        ("serve-8gpu", 80e9 / 2**30, "eight GPUs of 80 GB"),
+    ],
 )
 def test_each_recipe_fits_what_it_is_for(
     recipe: str, gib: float, devices: str, changed: Callable[..., Path], small: Path, monkeypatch: pytest.MonkeyPatch
@@ -242,10 +251,12 @@ def test_each_recipe_fits_what_it_is_for(
     """By its dry run, on a model of the same shape, without weights."""
     text = (files("clawgym.online") / f"{recipe}.yaml").read_text("utf-8")
     assert devices in text
-    named = load_service_config(recipe, None if "path:" in text else str(small)).training.model.path
-    if named in SHAPES:
+    about = load_service_config(recipe, None if "path:" in text else str(small)).training.model
+    if about.quantize:
         pytest.importorskip("bitsandbytes")
-        folder = changed("config.json", **SHAPES[named], layer_types=["full_attention"] * 28)
+    if about.path in SHAPES:
+        shape = SHAPES[about.path]
+        folder = changed("config.json", **shape, layer_types=["full_attention"] * shape["num_hidden_layers"])
         (folder / "model.safetensors").unlink()
     else:
         folder = small
@@ -258,6 +269,25 @@ def test_each_recipe_fits_what_it_is_for(
     assert rows.keys() == {"template", "tool", "window", "memory"}
     assert rows["memory"] in ("ok", "warning"), done.output
     assert recipe == "serve" or rows["window"] == "ok", "OpenClaw fits"
+
+
+async def test_the_memory_of_each_rank_is_told(model: Path) -> None:
+    """Ranks share what is trained; on a CPU they share the memory too."""
+
+    async def memory(*settings: str) -> ModelFinding:
+        common = ["training.model.dtype=bfloat16", "training.compute.device=cpu"]
+        found = await check_model(load_service_config(None, str(model), [*common, *settings]), weights=False)
+        return next(finding for finding in found if finding.what == "memory")
+
+    ranked = ["training.trainer=verl", "training.verl.engine=transformers"]
+    whole, shard = [await memory(*ranked, f"training.verl.ranks={ranks}") for ranks in (1, 4)]
+    assert "each of 4 ranks" in shard.detail
+    parts = [one.figures["parts_bytes"] for one in (whole, shard)]
+    assert parts[1]["training"] == 4 * shard.figures["rank_bytes"] < 4 * whole.figures["rank_bytes"]
+    local = (await memory()).figures["parts_bytes"]
+    assert [{name: each[name] for name in ("serving", "gate")} for each in parts] == [
+        {name: local[name] for name in ("serving", "gate")}
+    ] * 2
 
 
 async def test_without_a_gate_there_is_no_third_copy(model: Path) -> None:

@@ -100,7 +100,7 @@ class Loop:
         self.process.kill()
         self.process.wait()
         assert left
-        assert psutil.wait_procs(left, timeout=60)[1] == []
+        assert psutil.wait_procs(left, timeout=30)[1] == []
 
 
 @contextmanager
@@ -135,8 +135,8 @@ async def test_a_killed_trainer_on_ranks_makes_the_versions_of_the_local_one(
         left = loop.wait(lambda: len(Versions(ranked.versions).all()) == 3 and not plan.exists())
         loop.process.terminate()
         assert loop.process.wait(timeout=120) == 0, (ranked.path / "train.log").read_text()[-3000:]
-        assert psutil.wait_procs(left, timeout=60)[1] == []
-        assert len(list(Path(ray).iterdir())) == 2, "of the killed ones only"
+        assert psutil.wait_procs(left, timeout=30)[1] == []
+        assert list(Path(ray).iterdir()) == []
 
     with Pool(ranked.pool) as pool:
         assert pool.stats()["channels"]["live:user"]["groups"] == {"consumed": 4}

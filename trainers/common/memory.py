@@ -160,6 +160,10 @@ def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
             "moments of AdamW": trained * 8 / ranks,
             "gradients": trained * 4 / ranks,
             "float32 gradients": 0,
+            # Embeddings and head, and two layers at a time.
+            "weights that are gathered": (shape.weights - shape.linear + 2 * shape.linear / shape.layers)
+            * size
+            * (ranks > 1),
         }
         elsewhere = config.verl.mode == "separate_async"  # the engine has GPUs of its own
     if elsewhere:

@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 
 from clawgym.errors import MissingDependency, TrainingError
 from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.verl import reaper
 from clawgym.trainers.verl.settings import CPU, environment, on_cpu
 
 __all__ = ["cause_of", "cluster", "require"]
@@ -52,11 +55,7 @@ def cluster(config: TrainConfig) -> Iterator[None]:
         if not os.environ.get("RAY_ADDRESS"):
             # Otherwise Ray joins the cluster that was last started on this machine, even if it has ended.
             options |= {"address": "local", "include_dashboard": False}
-            # If this process is killed, Ray's agents seek the rest of the cluster for so long before they end.
-            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
-            where = os.environ.get("RAY_TMPDIR")
-            logs = tempfile.TemporaryDirectory(prefix="clawgym-ray-", dir=where, ignore_cleanup_errors=True)
-            options["_temp_dir"] = stack.enter_context(logs)
+            options["_temp_dir"] = stack.enter_context(_own_folder())
             if on_cpu(config):
                 about = config.verl
                 ranks = about.ranks + (about.rollout_ranks if about.mode == "separate_async" else 0)
@@ -78,6 +77,16 @@ def cluster(config: TrainConfig) -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():  # Ray has put a handler of its own in its place
             signal.signal(signal.SIGTERM, stop)
         yield
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[str]:
+    """A folder for a cluster of this process. It is deleted, and what still uses it is killed, at the end of the block
+    or of this process."""
+    folder = tempfile.mkdtemp(prefix="clawgym-ray-", dir=os.environ.get("RAY_TMPDIR"))
+    command = [sys.executable, "-I", reaper.__file__, folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # its end closes the pipe, and waits
+        yield folder
 
 
 def cause_of(error: BaseException) -> str:
