@@ -180,11 +180,10 @@ class RunningBatch(Generic[_S]):
         # Damaged weights may have written NaNs.
         if self._graphs:
             self._graphs.check_weights()
-            with torch.inference_mode():
-                for slab in self._slabs.values():
-                    slab.kv.zero_()
-        else:
-            self._slabs.clear()
+        self._slabs = {capacity: slab for capacity, slab in self._slabs.items() if slab.steady}
+        with torch.inference_mode():
+            for slab in self._slabs.values():
+                slab.kv.zero_()
 
     def step(self) -> list[tuple[_S, float]]:
         """Run one step. Returns the sequences that got a token (the last of their ``ids``), with its log-probability.
@@ -230,11 +229,11 @@ class RunningBatch(Generic[_S]):
             return self._run(ids, places, ends.long(), Plan(step.parts))
 
     def _plan(self) -> list[_Step[_S]]:
-        """One forward pass for everything; with graphs, one for each slab, and one for all prompts."""
+        """One forward pass for everything; with graphs, one for each steady slab, and one for the rest."""
         step: _Step[_S] = _Step()
         passes = [step]
         for slab in self._slabs.values():
-            if slab.sequences and self._graphs:
+            if slab.sequences and slab.steady:
                 passes.append(_Step(slab))
                 passes[-1].add_rows(slab)
             elif slab.sequences:
@@ -264,7 +263,9 @@ class RunningBatch(Generic[_S]):
         def move() -> None:
             slab = self._slabs.get(capacity)
             if slab is None:
-                slab = self._slabs[capacity] = Slab(self._shape, capacity, steady=self._graphs is not None)
+                # Rows that stay must not take the memory of others.
+                steady = self._graphs is not None and 2 * capacity * self._rows <= self._kv_tokens
+                slab = self._slabs[capacity] = Slab(self._shape, capacity, steady=steady)
             row = sequence.row
             slab.add(sequence, kv)
             if sequence.slab is None:

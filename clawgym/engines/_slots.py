@@ -100,7 +100,7 @@ class Slab(Generic[_S]):
     def __init__(self, shape: KVShape, capacity: int, *, steady: bool = False) -> None:
         self.capacity = capacity
         self.sequences: list[_S] = []
-        self._shape, self._steady = shape, steady
+        self._shape, self.steady = shape, steady
         self.kv = shape.rows(0, capacity)
         self.seen, self.unseen = torch.tensor([0.0, float("-inf")], dtype=shape.dtype, device=shape.device)
 
@@ -108,7 +108,7 @@ class Slab(Generic[_S]):
         """Copy the first ``sequence.length`` tokens of ``kv`` (layers, 2, kv_heads, T, head_dim) to a new row."""
         row = len(self.sequences)
         if row == self.kv.shape[2]:
-            self._resize(max(STEADY, 4 * row) if self._steady else max(1, 2 * row))
+            self._resize(max(STEADY, 4 * row) if self.steady else max(1, 2 * row))
         self.kv[:, :, row, :, : sequence.length].copy_(kv[:, :, :, : sequence.length])
         self.sequences.append(sequence)
         sequence.row = row
@@ -120,12 +120,12 @@ class Slab(Generic[_S]):
             self.kv[:, :, sequence.row, :, : last.length].copy_(self.kv[:, :, last.row, :, : last.length])
             self.sequences[sequence.row] = last
             last.row = sequence.row
-        if not self._steady and 4 * len(self.sequences) <= self.kv.shape[2]:
+        if not self.steady and 4 * len(self.sequences) <= self.kv.shape[2]:
             self._resize(2 * len(self.sequences))
 
     def compact(self) -> None:
         """Free the rows of a steady slab that no sequence uses."""
-        if self._steady and len(self.sequences) < self.kv.shape[2]:
+        if self.steady and len(self.sequences) < self.kv.shape[2]:
             self._resize(len(self.sequences))
 
     def view(self, sequence: _S) -> torch.Tensor:

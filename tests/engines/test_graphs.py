@@ -107,7 +107,7 @@ async def test_new_weights_are_used_and_damaged_ones_leave_nothing(folder: Path,
 
 
 async def test_little_memory_frees_the_rows_that_nobody_uses(folder: Path, plain: Any, device: str) -> None:
-    engine = TransformersEngine(folder, device=device, kv_tokens=1500)
+    engine = TransformersEngine(folder, device=device, kv_tokens=3000, max_batch=4)
     try:
         await play(engine, plain, WORK)
         await until(lambda: engine.occupancy()["running"] == 0)
