@@ -17,6 +17,7 @@ __all__ = ["AllowList", "way_out"]
 
 _PORT = 3128
 _MOST_HEAD = 16_384
+_MOST_CONNECTIONS = 128
 _SECONDS = 30.0
 """For the head of a request, and for a connection."""
 _TARGET = re.compile(rb"(?:http://)?(?P<host>[A-Za-z0-9.-]{1,253})(?::(?P<port>\d{1,5}))?(?P<path>/.*)?")
@@ -46,7 +47,8 @@ class AllowList:
 async def way_out(sandbox: Sandbox, allowed: AllowList) -> AsyncIterator[dict[str, str]]:
     """Serve a proxy in the sandbox; gives the variables by which programs find it."""
     sock = await sandbox.listen(_PORT)
-    server = await asyncio.start_server(lambda r, w: _serve(r, w, allowed), sock=sock, limit=_MOST_HEAD)
+    room = asyncio.Semaphore(_MOST_CONNECTIONS)
+    server = await asyncio.start_server(lambda r, w: _serve(r, w, allowed, room), sock=sock, limit=_MOST_HEAD)
     address = f"http://127.0.0.1:{_PORT}"
     names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
     try:
@@ -55,10 +57,13 @@ async def way_out(sandbox: Sandbox, allowed: AllowList) -> AsyncIterator[dict[st
         server.close()
 
 
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, allowed: AllowList) -> None:
+async def _serve(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, allowed: AllowList, room: asyncio.Semaphore
+) -> None:
     try:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
-            await _answer(reader, writer, allowed)
+            async with room:
+                await _answer(reader, writer, allowed)
     finally:
         writer.close()
 

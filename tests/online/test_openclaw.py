@@ -250,7 +250,7 @@ async def test_each_start_has_a_token_of_its_own(rig: Rig) -> None:
     assert status == 401
 
 
-async def test_openclaw_ends_with_a_killed_program(tmp_path: Path) -> None:
+async def test_openclaw_ends_with_a_killed_program(openclaw: Installation, tmp_path: Path) -> None:
     program = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _RUN, tmp_path / "home", stdout=asyncio.subprocess.PIPE
     )

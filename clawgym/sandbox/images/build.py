@@ -292,6 +292,8 @@ class _Builder:
                 found = self._from_context(source, unpacks=statement.keyword == "ADD")
             if not found:
                 raise SandboxError(f"{source}: is not there: correct the path")
+            if len(found) > 1 and not into and not found[0].whole:
+                raise SandboxError(f"{source}: names several files: end the target {target} with /")
             for entry in found:
                 entries.append(entry.at(dest, into))
         if mode:
@@ -321,7 +323,8 @@ class _Builder:
         return entries
 
     async def _from_stage(self, name: str, source: str) -> list[_Entry]:
-        stage = self._stages.get(name.lower()) or self._base(name)
+        named = [*self._stages][int(name)] if name.isdigit() and int(name) < len(self._stages) else name.lower()
+        stage = self._stages.get(named) or self._base(name)
         kind = self._kind(stage, source)
         if kind is None:
             return []

@@ -76,7 +76,7 @@ EOF
 
 FROM base:1
 COPY --from=made /made /copied/
-COPY --from=made /made/greeting /one/name
+COPY --from=0 /made/greeting /one/name
 COPY src/ /src/
 COPY src/a.txt b* flat/
 COPY --chmod=755 <<"EOT" /usr/bin/say
@@ -135,6 +135,7 @@ async def test_steps_are_done_once(tmp_path: Path, store: ImageStore, namespace:
         ("FROM base:1\nCOPY ../secret /", "outside the folder"),
         ("FROM base:1\nCOPY link /", "leads out of the folder"),
         ("FROM base:1\nCOPY missing /", "missing: is not there"),
+        ("FROM base:1\nCOPY D* /one", "names several files"),
         ("FROM base:1\nADD http://127.0.0.1/x /", "addresses are not fetched"),
         ("FROM base:1\nRUN --mount=type=secret,id=x true", "only caches and tmpfs"),
         ('FROM base:1\nSHELL ["/bin/bash", "-c"]\nRUN echo why; exit 3', "line 3: RUN ended with 3: why"),
@@ -149,6 +150,7 @@ async def test_what_cannot_be_built_is_named(
     folder = context(tmp_path, text)
     (tmp_path / "secret").write_text("secret")
     (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "D2").write_text("")
     with pytest.raises(SandboxError, match=f"(?s){match}"):
         await build_image(folder, "no", store=store, backend=namespace)
     assert store.find("no") is None

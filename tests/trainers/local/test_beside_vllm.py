@@ -87,7 +87,7 @@ async def test_run_survives_server_restart(tmp_path: Path, lora: bool) -> None:
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
-        (["compute.vllm=http://a/v1", "trainer=verl"], r"set verl\.engine to vllm instead"),
+        (["compute.vllm=http://a/v1", "trainer=demo"], r"is for trainer: local: leave it out"),
         (["compute.vllm=http://a/v1", "compute.sglang=http://a"], r"leave one of them out"),
         (["compute.sglang=http://a", "model.lora={rank: 4}"], r"leave out model\.lora, or set compute\.vllm"),
         (["compute.sleep=true"], r"set compute\.vllm or compute\.sglang, or leave it out"),

@@ -121,14 +121,16 @@ def test_zero_variance_groups_leave_the_batch(folder: Path, minibatches: int) ->
     """The update is that of a batch without them, and their sequences are not computed."""
     mixed = [episode_of(n, float(n % 2), [sample_of((9, 20 + n), (0, 1), (-1.0,))]) for n in range(4)]
     same = [episode_of(9 + n, 1.0, [sample_of((9, 30 + n), (0, 1), (-1.0,))]) for n in range(8)]
-    about = config(algorithm={"minibatches": minibatches, "aggregation": "token"})
+    # With a large eps an update is in proportion to the gradient.
+    about = config(algorithm={"minibatches": minibatches, "aggregation": "token"}, optimizer={"lr": 1e-3, "eps": 1.0})
     found = []
     for groups in ([mixed], [mixed, same]):
         learner = start(folder, about)
+        first = weights(learner).clone()
         batch = on_policy(make_batch(batch_of(groups), about, seed=0), learner.policy)
         learner.train_step(batch, seed=0)
-        found.append(weights(learner))
-    assert torch.equal(*found)
+        found.append(weights(learner) - first)
+    assert float((found[0] - found[1]).norm()) < 1e-3 * float(found[0].norm())  # some CPUs round by the batch's shape
     assert batch.metrics["rollout/groups_trained"] == 1
     assert batch.metrics["rollout/group_all_one_frac"] == 0.5
     assert make_batch(batch_of([mixed, same]), config(algorithm={"kl": 0.1}), seed=0).trained == tuple(range(12))
