@@ -44,7 +44,11 @@ def open_ranks(config: TrainConfig, model: Path) -> Iterator[RankedPolicy]:
     check_learner(config, model)
     require(config)
     with cluster(config):
-        yield RankedPolicy(_start(config, model), config, model)
+        policy = RankedPolicy(_start(config, model), config, model)
+        try:
+            yield policy
+        finally:
+            policy.closed = True
 
 
 def _start(config: TrainConfig, model: Path) -> Any:
@@ -83,6 +87,8 @@ class RankedPolicy:
         self.folder = folder
         """The folder that the model was loaded from, with its tokenizer and chat template."""
         self.ranks = config.verl.nodes * config.verl.ranks
+        self.closed = False
+        """Whether the ranks are being ended. Calls are refused then, as Ray would start a new cluster for them."""
         self._group = group
         self._micro_tokens = config.compute.micro_tokens
         weights, self._about = self.call("adapter")[0]
@@ -92,6 +98,8 @@ class RankedPolicy:
         """Call a method of all ranks. Raises :class:`~clawgym.errors.InfraError` if one fails."""
         from ray.exceptions import RayError
 
+        if self.closed:
+            raise InfraError("the ranks of the training have ended: start the training again")
         try:
             return getattr(self._group, method)(*args)
         except RayError as error:
