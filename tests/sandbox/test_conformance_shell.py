@@ -214,6 +214,17 @@ async def test_exec_timeout_kills_orphans_of_the_command(shared: Sandbox) -> Non
     assert "sleep 432" not in await processes(shared)
 
 
+async def test_exec_timeout_kills_a_process_that_runs_away(shared: Sandbox) -> None:
+    script = (
+        "import os, time\nlog = os.open('generations', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
+        "if os.fork(): time.sleep(60)\nwhile True:\n    os.write(log, b'.')\n    if os.fork(): os._exit(0)"
+    )
+    done = await shared.exec(["python3", "-S", "-c", script], timeout=0.5)
+    assert done.timed_out
+    sizes = (await shared.exec(["sh", "-c", "wc -c < generations; sleep 0.1; wc -c < generations"])).text.split()
+    assert sizes[0] == sizes[1] != "0"
+
+
 async def test_shell_timeout_keeps_the_shell(shared: Sandbox) -> None:
     shell = await shared.shell()
     await shell.run("X=kept; sleep 4331 &")

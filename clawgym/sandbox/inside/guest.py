@@ -38,6 +38,7 @@ RUN = Struct(">dI8s")  # timeout, cap, nonce
 DONE = Struct(">IBQd")  # exit code, flags (1 timed out, 2 restarted), bytes left out, seconds
 ENTRY = Struct(">II")  # in W: length of the JSON, length of the content
 PORT = Struct(">H")
+KILL_ROUNDS = 20  # a fork bomb must not keep this process busy
 CLEAR_SECONDS = 10.0  # time limit to remove a tree that is in the way of a file
 PROC = -1  # descriptor of /proc, of the host's where the sandbox has none; this process alone has it
 HOSTS_PROC = False
@@ -451,20 +452,34 @@ def descendants(root, since=0, before=frozenset()):
 
 def kill_overdue(job, now):
     job.timed_out = True
-    targets = set()
     if job.shell is None:
-        targets = descendants(job.pid)
+        kill_session(job)
         job.deadline = now + 1.0
     elif job.killed_at is None:
         job.killed_at = now
         since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - (now - job.started)) * TICKS)
-        targets = descendants(job.pid, since, job.before) - {job.pid}
+        kill_all(lambda: descendants(job.pid, since, job.before) - {job.pid})
         job.deadline = now + 1.0
     else:  # the shell itself hangs, for example in a loop of builtins
-        targets = descendants(job.pid)
+        kill_session(job)
         job.deadline = now + 5.0
-    for pid in targets:
-        kill(pid)
+
+
+def kill_session(job):
+    kill(-job.pid)  # its process group at once: none of them can start another in the meantime
+    kill_all(lambda: descendants(job.pid))
+
+
+def kill_all(find):
+    """Kill what ``find`` returns, until it returns nothing new: a process may start another before it is killed."""
+    killed = set()
+    for _ in range(KILL_ROUNDS):
+        found = find() - killed
+        if not found:
+            return
+        for pid in found:
+            kill(pid)
+        killed |= found
 
 
 def kill(pid, sig=signal.SIGKILL):
@@ -648,8 +663,7 @@ def handle(op, channel, payload):
         folders.pop(channel, None)
         job = jobs.pop(channel, None)
         if job is not None:
-            for pid in descendants(job.pid):
-                kill(pid)
+            kill_session(job)
             release(job)
         return
     try:
