@@ -396,6 +396,11 @@ class ServedEngine:
         """The server's name for ``adapter`` and the version of its weights, during one stream."""
         yield adapter, self.policy_version
 
+    async def check(self) -> None:
+        """Ask the server once whether it serves the model. Raises :class:`~clawgym.errors.EngineError` if it does not,
+        or does not answer."""
+        await self._look()
+
     async def _look(self) -> None:
         """Probe the server unless that was done; concurrent callers share one probe. Without retries."""
         if self._looked is None:

@@ -42,7 +42,7 @@ from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.records import Turn
 from clawgym.registry import dialects as known_dialects
 
-__all__ = ["Address", "Admission", "Caller", "Gateway", "Listeners"]
+__all__ = ["Address", "Admission", "Caller", "Gateway", "Listeners", "check_encrypted"]
 
 _T = TypeVar("_T")
 _log = logging.getLogger("clawgym.gateway")
@@ -115,11 +115,7 @@ class Listeners:
                 os.chmod(path, 0o600)
                 return Address(f"unix:{path}", unix)
             if sock is None:
-                if tls is None and not is_loopback(host):
-                    raise GatewayError(
-                        f"{host} is reachable from other machines, and secrets would be sent unencrypted: "
-                        "give a certificate (--tls-cert, --tls-key), or listen on 127.0.0.1"
-                    )
+                check_encrypted(host, tls)
                 sock = socket.create_server((host, port), family=_family(host), backlog=1024)
             site = LimitedSite(self._runner, sock, most=connections, tls=tls)
             await site.start()
@@ -140,6 +136,15 @@ class Listeners:
     async def aclose(self) -> None:
         """Stop listening and end running requests."""
         await self._runner.cleanup()
+
+
+def check_encrypted(host: str, tls: ssl.SSLContext | None) -> None:
+    """Raise :class:`~clawgym.errors.GatewayError` if ``host`` is not on loopback and there is no ``tls``."""
+    if tls is None and not is_loopback(host):
+        raise GatewayError(
+            f"{host} is reachable from other machines, and secrets would be sent unencrypted: "
+            "give a certificate (--tls-cert, --tls-key), or listen on 127.0.0.1"
+        )
 
 
 class Caller(Protocol):

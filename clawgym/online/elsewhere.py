@@ -34,7 +34,7 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from clawgym.errors import ServiceError, ServiceUnreachable
+from clawgym.errors import PoolError, ServiceError, ServiceUnreachable
 from clawgym.gateway.calls import Refusal
 from clawgym.gateway.server import Gateway, guarded, read_object
 from clawgym.online.config import ServiceConfig
@@ -123,6 +123,8 @@ class TrainingDoor:
                 found = getattr(pool, name)(**given)
             except (TypeError, ValueError) as error:
                 raise Refusal(400, f"{name}: {error}: use the same version of clawgym on both machines") from error
+            except PoolError as error:
+                raise Refusal(404, str(error)) from error
             return _CALLS[name].dump_json(_image(found) if name == "image" else found)
 
         return web.Response(body=await self._gateway.in_pool(work), content_type="application/json")
@@ -142,7 +144,10 @@ class TrainingDoor:
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         number, name = request.match_info["number"], request.match_info["file"]
-        folder = self._versions[int(number)].adapter if number.isdecimal() else None
+        try:
+            folder = self._versions[int(number)].adapter
+        except (ValueError, ServiceError):
+            folder = None
         if folder is None or name not in _FILES or not (folder / name).is_file():
             raise Refusal(404, f"version {number} has no {name}: it has no adapter, or was deleted")
         return web.FileResponse(folder / name)

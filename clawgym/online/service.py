@@ -26,7 +26,7 @@ from clawgym.engines.folders import local_name, model_folder
 from clawgym.errors import ClawGymError, ServiceError
 from clawgym.gateway.control import Control
 from clawgym.gateway.render import Renderer
-from clawgym.gateway.server import Gateway
+from clawgym.gateway.server import Gateway, check_encrypted
 from clawgym.online.client import INTERNAL
 from clawgym.online.config import ServiceConfig, ServiceFolder, secret_in
 from clawgym.online.conversations import Conversations, source_of
@@ -81,15 +81,16 @@ async def open_service(
 
     Raises:
         ServiceError: a service runs in the folder already.
-        EngineError: the model cannot be loaded.
+        EngineError: the model cannot be loaded, or its server does not answer.
         GatewayError: the address cannot be used.
     """
+    check_encrypted(host, tls)  # before the model is loaded
     config = folder.config
     async with AsyncExitStack() as stack:
         stack.enter_context(folder.running())
         model = model_folder(config.training.model.path or "")
         versions = Versions.create(folder.versions, model, {"model": config.training.model.path})
-        engine = VersionedEngine(await asyncio.to_thread(_engine, config, model, folder), versions)
+        engine = VersionedEngine(await _engine(config, model, folder), versions)
         stack.push_async_callback(engine.aclose)
         pool = stack.enter_context(Pool(folder.pool))
         for left in [episode.id for episode in pool.episodes(channel=INTERNAL)]:  # by loops that were killed
@@ -140,17 +141,24 @@ def forget(folder: ServiceFolder, session: str) -> tuple[int, ...]:
     return tuple(version.number for version in erased)
 
 
-def _engine(config: ServiceConfig, model: Path, folder: ServiceFolder) -> AdapterEngine:
+async def _engine(config: ServiceConfig, model: Path, folder: ServiceFolder) -> AdapterEngine:
     about = config.training
     if about.compute.vllm:
         from clawgym.engines.vllm import VLLMEngine
 
         key = os.environ.get("VLLM_API_KEY")
         shared = folder.path.absolute() / "adapters"
-        return VLLMEngine(about.compute.vllm, str(model), tokenizer=str(model), api_key=key, shared=shared)
+        engine = VLLMEngine(about.compute.vllm, str(model), tokenizer=str(model), api_key=key, shared=shared)
+        try:
+            await engine.check()
+        except BaseException:
+            await engine.aclose()
+            raise
+        return engine
     from clawgym.engines.transformers import TransformersEngine
 
-    return TransformersEngine(
+    return await asyncio.to_thread(
+        TransformersEngine,
         model,
         device=about.compute.device,
         context_window=about.model.context_window,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ import openai  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from clawgym.cli import app  # noqa: E402
+from clawgym.errors import EngineError, GatewayError  # noqa: E402
 from clawgym.online.config import ServiceFolder, load_service_config  # noqa: E402
 from clawgym.online.service import Service, forget, open_service  # noqa: E402
 from clawgym.online.training import VersionTrainer  # noqa: E402
@@ -260,6 +262,21 @@ async def test_a_simulated_person_is_heard(folder: ServiceFolder) -> None:
         with Pool(folder.pool) as pool:
             (episode,) = pool.episodes()
             assert pool.turn_rewards(episode.id)["judge"] == {0: 1.0}
+
+
+async def test_a_service_that_cannot_serve_says_so_at_its_start(folder: ServiceFolder, model: Path) -> None:
+    with pytest.raises(GatewayError, match="give a certificate"):
+        async with open_service(folder, host="0.0.0.0", loops=()):
+            pass
+    assert not folder.versions.exists(), "nothing was loaded"
+    elsewhere = ServiceFolder(folder.path.with_name("elsewhere"))
+    with socket.socket() as bound:  # nobody listens
+        bound.bind(("127.0.0.1", 0))
+        vllm = f"training.compute.vllm=http://127.0.0.1:{bound.getsockname()[1]}"
+        elsewhere.create(load_service_config(None, str(model), [*SETTINGS, vllm]))
+        with pytest.raises(EngineError, match="cannot be reached|no connection"):
+            async with open_service(elsewhere, loops=()):
+                pass
 
 
 async def test_old_conversations_are_deleted(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
