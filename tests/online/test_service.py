@@ -274,7 +274,7 @@ async def test_a_service_that_cannot_serve_says_so_at_its_start(folder: ServiceF
         bound.bind(("127.0.0.1", 0))
         vllm = f"training.compute.vllm=http://127.0.0.1:{bound.getsockname()[1]}"
         elsewhere.create(load_service_config(None, str(model), [*SETTINGS, vllm]))
-        with pytest.raises(EngineError, match="cannot be reached|no connection"):
+        with pytest.raises(EngineError, match=r"cannot be reached|no connection"):
             async with open_service(elsewhere, loops=()):
                 pass
 
