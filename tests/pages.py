@@ -285,10 +285,10 @@ class Page:
         assert process.stdout is not None
         try:
             printed: dict[str, str] = {}
-            while "pool" not in printed and (line := process.stdout.readline()):
+            while not {"pool", "folder"} & set(printed) and (line := process.stdout.readline()):
                 name, _, value = line.partition(":")
                 printed[name] = value.strip()
-            assert {"base_url", "api_key", "pool"} <= set(printed)
+            assert {"base_url", "api_key"} <= set(printed)
             yield printed
         finally:
             process.send_signal(signal.SIGINT)

@@ -3,8 +3,8 @@
 ``RUN`` runs in a sandbox over the layers so far; what it wrote is the next layer. Each step is found again by what it
 depends on: the layers below, its text, variables, and the files that it copies.
 
-Not done, and refused by name: users other than root, ``.dockerignore``, ``ONBUILD``, ``ADD`` of an address, and the
-mounts of ``RUN`` other than caches and tmpfs. A network is there for ``RUN`` only, and leads to named hosts only.
+Not done, and refused by name: users other than root, ``ONBUILD``, ``ADD`` of an address, and the mounts of ``RUN``
+other than caches and tmpfs. A network is there for ``RUN`` only, and leads to named hosts only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import posixpath
 import re
 import stat
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from clawgym.cache import Progress
 from clawgym.errors import SandboxError
 from clawgym.records import Limits, TaskFile
 from clawgym.sandbox.egress import AllowList, way_out
-from clawgym.sandbox.images.dockerfile import Statement, expanded, json_words, statements, take_flags, words
+from clawgym.sandbox.images.dockerfile import Statement, expanded, ignored, json_words, statements, take_flags, words
 from clawgym.sandbox.images.layers import Bounds, kind_of, resolved, unpack
 from clawgym.sandbox.images.store import ImageStore, StoredImage
 from clawgym.sandbox.inside.trees import FOLDER, Room
@@ -38,7 +38,8 @@ __all__ = ["build_image"]
 LIMITS = Limits(memory_mb=4096, disk_mb=8192, pids=4096, command_seconds=3600, file_mb=8192)
 _MOST_CONTEXT = 4 * 2**30
 """Bytes that one COPY may take."""
-_IGNORED = {"EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"}
+_LARGEST_IGNORE = 2**16
+_NO_EFFECT = {"EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"}
 _APT = "/.clawgym"
 _APT_CONF = TaskFile("apt.conf", b'APT::Sandbox::User "root";\n')
 """apt would check that it became another user."""
@@ -97,8 +98,6 @@ async def build_image(
         text = (folder / dockerfile).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SandboxError(f"{folder / dockerfile}: cannot be read ({error}): write a Dockerfile there") from error
-    if (folder / ".dockerignore").exists():
-        raise SandboxError(f"{folder}/.dockerignore: is not supported: leave the files out of the folder")
     stage = await builder.build(statements(text), str(folder / dockerfile))
     return store.save(name, stage.layers, stage.settings())
 
@@ -114,6 +113,7 @@ class _Builder:
         tell: Progress,
     ) -> None:
         self._context, self._store, self._backend = context, store, backend
+        self._ignored = _ignored_in(context)
         self._args, self._allowed, self._tell = args, allowed, tell
         self._stages: dict[str, _Stage] = {}
         self._globals: dict[str, str] = {}
@@ -197,7 +197,7 @@ class _Builder:
                 if expanded(rest, stage.variables).partition(":")[0] not in ("root", "0"):
                     raise SandboxError(f"{rest}: sandboxes have one user, root: leave it out, or use a Docker engine")
                 return stage
-            case _ if keyword in _IGNORED:
+            case _ if keyword in _NO_EFFECT:
                 return stage
             case _:
                 raise SandboxError("is not supported: leave it out, or build with a Docker engine")
@@ -315,6 +315,8 @@ class _Builder:
             if unpacks and path.is_file() and tarfile.is_tarfile(path):
                 raise SandboxError(f"{source}: archives are not unpacked: use COPY and RUN tar")
             for name, one in _walked(path):
+                if one != self._context and self._ignored(one.relative_to(self._context).as_posix()):
+                    continue
                 entry = _read(one, name, whole=path.is_dir())
                 size += len(entry.data)
                 if size > _MOST_CONTEXT:
@@ -388,6 +390,18 @@ def _folder(path: str) -> _Entry:
 
 def _file(name: str, data: bytes, mode: int) -> _Entry:
     return _Entry(name, "file", mode, data)
+
+
+def _ignored_in(context: Path) -> Callable[[str], bool]:
+    """What the ``.dockerignore`` of a folder leaves out; nothing if it has none."""
+    file = context / ".dockerignore"
+    try:
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+            return ignored(opened.read(_LARGEST_IGNORE).decode())
+    except FileNotFoundError:
+        return ignored("")
+    except (OSError, ValueError, SandboxError) as error:
+        raise SandboxError(f"{file}: {error}: correct it") from error
 
 
 def _walked(path: Path) -> list[tuple[str, Path]]:

@@ -1,17 +1,21 @@
-"""Parse a Dockerfile: statements, here-documents, words and variables."""
+"""Parse a Dockerfile (statements, here-documents, words and variables) and a ``.dockerignore``."""
 
 from __future__ import annotations
 
 import json
+import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from clawgym.errors import SandboxError
 
-__all__ = ["Heredoc", "Statement", "expanded", "json_words", "statements", "take_flags", "words"]
+__all__ = ["Heredoc", "Statement", "expanded", "ignored", "json_words", "statements", "take_flags", "words"]
 
 _HEREDOC = re.compile(r"<<(?P<strip>-?)(?P<quote>[\"']?)(?P<name>\w+)(?P=quote)")
+_MOST_STARS = 8
+"""Of one part of a path in a ``.dockerignore``: matching takes longer with each."""
 _VARIABLE = re.compile(r"\w+|\{(?P<name>\w+)(?:(?P<kind>:[-+])(?P<other>[^{}]*))?\}")
 
 
@@ -138,6 +142,44 @@ def words(text: str, variables: Mapping[str, str]) -> list[str]:
 def expanded(text: str, variables: Mapping[str, str]) -> str:
     """``text`` with its variables replaced, and without quotes."""
     return " ".join(words(text, variables))
+
+
+def ignored(text: str) -> Callable[[str], bool]:
+    """What a ``.dockerignore`` leaves out, by path relative to its folder.
+
+    Raises :class:`~clawgym.errors.SandboxError`, with the line, for a pattern that is not supported.
+
+    >>> out = ignored("*.log\\n**/cache\\n!kept.log")
+    >>> [path for path in ("a.log", "kept.log", "b/a.log", "b/cache/x") if out(path)]
+    ['a.log', 'b/cache/x']
+    """
+    rules: list[tuple[bool, list[str]]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        pattern = line.strip()
+        if not pattern or line.startswith("#"):
+            continue
+        if "\\" in pattern or any(part.count("*") > _MOST_STARS for part in pattern.split("/")):
+            raise SandboxError(f"line {number}: {pattern[:80]} has \\ or many *: write it without")
+        plain = posixpath.normpath(pattern.removeprefix("!").strip().lstrip("/") or ".")
+        if plain != ".":
+            rules.append((not pattern.startswith("!"), plain.replace("[^", "[!").split("/")))
+
+    def leaves_out(path: str) -> bool:
+        return next((out for out, parts in reversed(rules) if _begins(path.split("/"), parts)), False)
+
+    return leaves_out
+
+
+def _begins(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a pattern matches a path, or a folder that it is in."""
+    ends = {0}
+    """The numbers of parts of the path that the pattern so far matches."""
+    for part in pattern:
+        if part == "**":
+            ends = set(range(min(ends), len(path) + 1)) if ends else ends
+        else:
+            ends = {end + 1 for end in ends if end < len(path) and fnmatchcase(path[end], part)}
+    return bool(ends)
 
 
 def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from clawgym.errors import SandboxError
 from clawgym.sandbox import Backend, SandboxSpec, backend
 from clawgym.sandbox.images import ImageStore
 from clawgym.sandbox.images.build import build_image
-from clawgym.sandbox.images.dockerfile import statements, words
+from clawgym.sandbox.images.dockerfile import ignored, statements, words
 
 from . import make
 
@@ -154,6 +154,42 @@ async def test_what_cannot_be_built_is_named(
     with pytest.raises(SandboxError, match=f"(?s){match}"):
         await build_image(folder, "no", store=store, backend=namespace)
     assert store.find("no") is None
+
+
+async def test_ignored_files_are_not_copied(tmp_path: Path, store: ImageStore, namespace: Backend) -> None:
+    rules = {".dockerignore": "# not these\n**/*.log\n/secret\nsrc/*/\n!src/kept\n"}
+    files = {"a.log": "", "secret__key": "", "src__a.log": "", "src__a": "", "src__in__b": "", "src__kept__c": "c"}
+    folder = context(tmp_path, "FROM base:1\nCOPY . /all\nCOPY src/ /src/\n", **rules, **files)
+    await build_image(folder, "part", store=store, backend=namespace)
+    assert (await run(namespace, "part", "shopt -s globstar; cd /all; echo **; cat /src/kept/c")).split() == [
+        *["Dockerfile", "src", "src/kept", "src/kept/c", "c"]
+    ]
+    for name, text in (("COPY secret/key /", None), ("COPY src /", "a" + "*b" * 50)):
+        (folder / "Dockerfile").write_text(f"FROM base:1\n{name}\n")
+        if text is not None:
+            (folder / ".dockerignore").write_text(text)
+        with pytest.raises(SandboxError, match=r"is not there|dockerignore: line 1"):
+            await build_image(folder, "no", store=store, backend=namespace)
+
+
+@pytest.mark.parametrize(
+    ("rules", "out", "stays"),
+    [  # the examples of Docker's reference
+        ("*/temp*", ["somedir/temporary.txt", "somedir/temp/x"], ["temp", "a/b/temp"]),
+        ("*/*/temp*", ["somedir/subdir/temporary.txt"], ["somedir/temporary.txt"]),
+        ("temp?", ["tempa", "tempb/x"], ["temp", "tempab"]),
+        ("**/*.go", ["a.go", "b/c/a.go"], ["a.gox"]),
+        ("/foo/bar", ["foo/bar", "foo/bar/x"], ["bar", "a/foo/bar"]),
+        ("*.md\n!README*.md\nREADME-secret.md", ["x.md", "README-secret.md"], ["README.md", "README-1.md"]),
+        ("*.md\nREADME-secret.md\n!README*.md", ["x.md"], ["README-secret.md"]),
+        ("[^a-c]x", ["dx"], ["ax", "cx"]),
+        ("# *\n \n.", [], ["a", "# a"]),
+        ("a/**", ["a/b", "a/b/c"], ["b/a"]),
+    ],
+)
+def test_ignored(rules: str, out: list[str], stays: list[str]) -> None:
+    leaves_out = ignored(rules)
+    assert [path for path in out + stays if leaves_out(path)] == out
 
 
 FETCH = """import sys, urllib.request
