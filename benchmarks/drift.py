@@ -63,9 +63,9 @@ def settings(arm: Arm) -> list[str]:
     """The settings of a service."""
     return [
         "redact=false", "held_out=0.3", "idle=3600", f"gate.on={'false' if arm == 'ungated' else 'true'}",
-        "training.reward.judge=complaints", "gate.scorers=[likelihood, complaints]", "training.rollout.groups=16",
-        "training.rollout.staleness=8", "training.model.lora={rank: 16, alpha: 32}", "training.optimizer.lr=0.002",
-        "training.agent.max_steps=2", "training.agent.max_tokens=48",
+        "training.reward.judge=complaints", "training.distillation.hints=1", "gate.scorers=[likelihood, complaints]",
+        "training.rollout.groups=16", "training.rollout.staleness=8", "training.model.lora={rank: 16, alpha: 32}",
+        "training.optimizer.lr=0.002", "training.agent.max_steps=2", "training.agent.max_tokens=48",
         "training.compute.row_tokens=512",
     ]  # fmt: skip
 
@@ -269,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=int, default=5, help="number of people")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--conversations", type=int, default=960)
+    parser.add_argument("--conversations", type=int, default=480)
     parser.add_argument(
         "--at-once", type=int, default=32, help="conversations at a time, between two looks of the loops"
     )
