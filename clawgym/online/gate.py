@@ -160,23 +160,45 @@ class GateKeeper:
         self._keep(Lifetime(kept, self._lifetime.rules, self._lifetime.submitted, (), now))
 
     def _candidate(self) -> CandidateVersion | None:
-        """The open comparison; opened now if there is a candidate for one."""
-        for one in self._lifetime.open:
-            if self._versions[int(one.version)].state == "candidate":
-                return one
-            self._keep(self._lifetime.close(one.version))  # erased, or rejected by hand
+        """The open comparison; opened now if there is a candidate for one.
+
+        A comparison is given up for a candidate that was trained on twice as many conversations. Otherwise the first
+        step of the training, whose gain is small, would keep the gate busy while later ones wait.
+        """
         serving = self._versions.serving.number
-        for version in reversed(self._versions.all()):
-            if version.state == "candidate" and serving in {v.number for v in self._versions.lineage(version.number)}:
-                at = max(version.made, self._lifetime.now)
-                self._keep(self._lifetime.submit(str(version.number), at))
-                _log.info("version %d is compared with version %d", version.number, serving)
-                return self._lifetime.open[-1]
-        return None
+        newest = next(
+            (
+                version
+                for version in reversed(self._versions.all())
+                if version.state == "candidate"
+                and any(one.number == serving for one in self._versions.lineage(version.number))
+            ),
+            None,
+        )
+        for one in self._lifetime.open:
+            compared = self._versions[int(one.version)]
+            overtaken = newest is not None and self._trained(newest) >= 2 * max(1, self._trained(compared))
+            if compared.state == "candidate" and not overtaken:
+                return one
+            self._keep(self._lifetime.close(one.version))  # overtaken, erased, or rejected by hand
+        if newest is None:
+            return None
+        at = max(newest.made, self._lifetime.now)
+        self._keep(self._lifetime.submit(str(newest.number), at))
+        _log.info("version %d is compared with version %s", newest.number, self._lifetime.served[-1])
+        return self._lifetime.open[-1]
+
+    def _trained(self, version: Version) -> int:
+        """The conversations that it was trained on, and the version that answers was not."""
+        known = {one.number for one in self._versions.lineage(self._versions.serving.number)}
+        return sum(len(one.sessions) for one in self._versions.lineage(version.number) if one.number not in known)
+
+    def _decision(self, candidate: CandidateVersion) -> PromotionDecision:
+        evidence: dict[Criterion, PairedEvidence] = {name: self._evidence(name, candidate) for name in _CRITERIA}
+        return self._lifetime.decide(candidate.version, evidence)
 
     def _decide(self, candidate: CandidateVersion) -> None:
-        evidence: dict[Criterion, PairedEvidence] = {name: self._evidence(name, candidate) for name in _CRITERIA}
-        decision = self._lifetime.decide(candidate.version, evidence)
+        decision = self._decision(candidate)
         seen = decision.figures["turns"].n
         number, verdict, reasons = int(candidate.version), decision.verdict, list(decision.reasons)
         if verdict == "candidate" and seen >= self._about.patience:
@@ -197,10 +219,16 @@ class GateKeeper:
     # --- what it measures ---------------------------------------------------------------------------------------------
 
     async def _measure(self, candidate: CandidateVersion) -> bool:
-        """Measure what is next. False if all that there is has been measured."""
+        """Measure what is next. False if all that there is has been measured.
+
+        Canaries and tasks cost most, so they are for candidates whose gain on held-out turns is shown.
+        """
         new, serving, first = (self._versions[int(n)] for n in (candidate.version, candidate.serving, candidate.first))
         if await self._measure_turns(self._new_turns(candidate.after, (new, serving)), (new, serving)):
             return True
+        gain = self._decision(candidate).figures["turns"]
+        if not gain.lower > gain.needed:
+            return False
         for start in range(0, len(self._canaries), _CANARIES):
             if await self._measure_canaries(self._canaries[start : start + _CANARIES], (new, first)):
                 return True

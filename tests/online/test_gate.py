@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import AsyncIterator
 from functools import partial
@@ -57,9 +58,10 @@ class Setup:
         self.folder, self.service, self.versions = folder, service, service.versions
         self._adapter = adapter
 
-    def candidate(self, parent: int = 0) -> int:
+    def candidate(self, parent: int = 0, conversations: int = 0) -> int:
         copy = partial(shutil.copytree, self._adapter, dirs_exist_ok=True)
-        return self.versions.add(copy, parent=parent, sessions=[]).number
+        sessions = [f"{len(self.versions.all())}-{number}" for number in range(conversations)]
+        return self.versions.add(copy, parent=parent, sessions=sessions).number
 
     async def talk(self, count: int, source: str = "user") -> None:
         """Conversations with a thumb each, judged."""
@@ -102,12 +104,12 @@ async def test_a_better_candidate_is_promoted_when_the_evidence_suffices(setup: 
     LIKED.update({0: 0.0, 1: 1.0})
     await setup.talk(3)  # before the candidate: they say nothing about it
     assert setup.candidate() == 1
-    assert await setup.measure() > 0, "canaries and tasks"
-    assert await setup.measure() == 0, "everything is measured once, also by a gate that starts again"
+    assert await setup.measure() == 0, "nothing came after the candidate"
     assert setup.versions[1].state == "candidate"
     assert setup.versions.serving.number == 0
     await setup.talk(4)
-    await setup.measure()
+    assert await setup.measure() == 1, "no canary and no task before a gain is shown"
+    assert await setup.measure() == 0, "everything is measured once, also by a gate that starts again"
     assert setup.versions[1].state == "candidate", "too few conversations"
     await setup.talk(8)
     await setup.measure()
@@ -138,14 +140,28 @@ async def test_a_worse_candidate_is_rejected(setup: Setup) -> None:
     assert setup.versions.serving.number == 0
 
 
+async def test_a_comparison_is_given_up_for_a_later_step(setup: Setup) -> None:
+    LIKED.update(dict.fromkeys(range(5), 0.5))
+    compared, parent = [], 0
+    for conversations in (2, 1, 1, 4):  # 2, 3, 4 and 8 in all
+        parent = setup.candidate(parent, conversations)
+        await setup.talk(1)
+        await setup.measure()
+        compared.append(json.loads((setup.folder.gate / "latest.json").read_bytes())["version"])
+    assert compared == [1, 1, 3, 4]
+    assert {setup.versions[number].state for number in compared} == {"candidate"}
+    assert json.loads((setup.folder.path / "gate.json").read_bytes())["submitted"] == 3, "each takes a level of its own"
+
+
 async def test_what_was_done_by_hand_ends_the_comparison(setup: Setup) -> None:
     LIKED.update({0: 0.0, 1: 1.0, 2: 1.0})
     first, second = setup.candidate(), setup.candidate()
-    await setup.measure()
+    await setup.talk(1)
+    assert await setup.measure() == 1
     setup.versions.promote(first, "by hand")
     assert await setup.measure() == 0, "the second is no descendant of what answers"
     setup.versions.roll_back("by hand")
-    assert await setup.measure() == 0, "canaries and tasks are known"
+    assert await setup.measure() == 0, "nothing came after the new comparison began"
     await setup.talk(1)
     assert await setup.measure() == 1, "a new comparison of the second with version 0"
     assert setup.versions[second].state == "candidate"
