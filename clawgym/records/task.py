@@ -394,6 +394,8 @@ class TaskSet:
     """Revision, pack version, or the hash of the contents."""
     problems: Mapping[str, str] = field(default_factory=dict)
     """Id or file of each task that could not be read -> the reason."""
+    license: str = ""
+    """SPDX identifier of a published set."""
 
     @cached_property
     def content_hash(self) -> str:
