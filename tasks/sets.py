@@ -60,6 +60,19 @@ PUBLISHED: dict[str, Published] = {
     "ClawGym-Task": Published(
         "all 13,500 synthetic tasks, as rows", "syn_task.jsonl", "RUC-AIBOX/ClawGym-Task", "syn_task.jsonl"
     ),
+    "BFCL": Published(
+        "the Berkeley Function Calling Leaderboard, version 4",
+        "bfcl_eval",
+        wheel=layers.Wheel(
+            "bfcl-eval",
+            "2026.3.23",
+            "bfcl_eval-2026.3.23-py3-none-any.whl",
+            "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a",
+        ),
+        format="bfcl",
+        home="https://github.com/ShishirPatil/gorilla (folder berkeley-function-call-leaderboard)",
+        license="Apache-2.0",
+    ),
 }
 
 SUBSETS: dict[str, str] = {"ClawGym-Task-Clean": "the tasks of ClawGym-Train in which an audit found no flaw"}
