@@ -4,7 +4,8 @@
 >>> load("terminal-basic@1:train")  # doctest: +SKIP
 >>> load("path/to/folder")  # doctest: +SKIP
 
-A published set is searched in ``$CLAWGYM_DATA``, then in the cache, then on the Hugging Face Hub.
+A published set is searched in ``$CLAWGYM_DATA``, then in its own Python package, which is fetched as a pinned wheel, or
+in the cache and on the Hugging Face Hub.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from clawgym.errors import TaskError, TaskSetNotFound
+from clawgym.errors import DownloadError, TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
 from clawgym.registry import did_you_mean, packs
-from clawgym.tasks import _hub
+from clawgym.tasks import _hub, layers
 from clawgym.tasks.curation import clean
 from clawgym.tasks.formats import read
 from clawgym.tasks.packs import SPLITS, Pack, pack
@@ -29,24 +30,48 @@ __all__ = ["PUBLISHED", "SUBSETS", "Published", "about", "available", "load", "n
 DATA_VARIABLE = "CLAWGYM_DATA"
 
 
+_CLAWGYM = "https://github.com/ClawGym/ClawGym-Agents (folder RL/data)"
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
     """A published task set and its locations."""
 
-    local: str
-    """Folder or file in ``$CLAWGYM_DATA``."""
-    repo: str | None
-    """Data set on the Hub; ``None`` if it is not there."""
-    filename: str | None
-    """Its JSONL file; ``None`` for the only one."""
     about: str
+    local: str
+    """Its path in ``$CLAWGYM_DATA``, and in the wheel."""
+    repo: str | None = None
+    """Data set on the Hub; ``None`` if it is not there."""
+    filename: str | None = None
+    """Its JSONL file; ``None`` for the only one."""
+    wheel: layers.Wheel | None = None
+    """The wheel of the set's own package. Its data are read, and none of its code is run."""
+    format: str | None = None
+    """One of ``clawgym list formats``; detected by default."""
+    home: str = _CLAWGYM
+    """Where a copy for ``$CLAWGYM_DATA`` can be had."""
+    license: str = ""
+    """SPDX identifier, as the publisher states it; empty if it states none."""
 
 
 PUBLISHED: dict[str, Published] = {
-    "ClawGym-Bench": Published("clawgym_eval", "RUC-AIBOX/ClawGym-Bench", None, "the benchmark, 200 tasks"),
-    "ClawGym-Train": Published("clawgym_train", None, None, "the 2,000 training tasks of the public repository"),
+    "ClawGym-Bench": Published("the benchmark, 200 tasks", "clawgym_eval", "RUC-AIBOX/ClawGym-Bench"),
+    "ClawGym-Train": Published("the 2,000 training tasks of the public repository", "clawgym_train"),
     "ClawGym-Task": Published(
-        "syn_task.jsonl", "RUC-AIBOX/ClawGym-Task", "syn_task.jsonl", "all 13,500 synthetic tasks, as rows"
+        "all 13,500 synthetic tasks, as rows", "syn_task.jsonl", "RUC-AIBOX/ClawGym-Task", "syn_task.jsonl"
+    ),
+    "BFCL": Published(
+        "the Berkeley Function Calling Leaderboard, version 4",
+        "bfcl_eval",
+        wheel=layers.Wheel(
+            "bfcl-eval",
+            "2026.3.23",
+            "bfcl_eval-2026.3.23-py3-none-any.whl",
+            "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a",
+        ),
+        format="bfcl",
+        home="https://github.com/ShishirPatil/gorilla (folder berkeley-function-call-leaderboard)",
+        license="Apache-2.0",
     ),
 }
 
@@ -124,7 +149,10 @@ def available(name: str) -> str:
         return f"in {local}"
     if path := _hub.cached(name, None):
         return f"downloaded, revision {path.parent.name[:12]}"
-    return "not here: downloaded at first use" if PUBLISHED[name].repo else f"not here: set {DATA_VARIABLE}"
+    source = PUBLISHED[name]
+    if source.wheel and layers.cached(_lock(source.wheel)):
+        return f"downloaded, version {source.wheel.version}"
+    return "not here: downloaded at first use" if source.repo or source.wheel else f"not here: set {DATA_VARIABLE}"
 
 
 def _python_file(name: str) -> tuple[str, str] | None:
@@ -170,9 +198,9 @@ def _published(name: str, version: str, limit: int | None) -> TaskSet:
     source = PUBLISHED[name]
     tried = []
     if path := _local(source):
-        tasks = read(path, name=name, limit=None if version else limit)
+        tasks = _read(name, path, None if version else limit)
         if not version:
-            return tasks
+            return dataclasses.replace(tasks, version=tasks.version or _commit(path))
         if tasks.content_hash.startswith(version):
             return dataclasses.replace(tasks, version=tasks.content_hash)
         tried.append(f"{path} has the content hash {tasks.content_hash[:12]}")
@@ -180,6 +208,8 @@ def _published(name: str, version: str, limit: int | None) -> TaskSet:
         tried.append(f"${DATA_VARIABLE} ({os.environ[DATA_VARIABLE]}) has no {source.local}")
     else:
         tried.append(f"${DATA_VARIABLE} is not set")
+    if source.wheel is not None:
+        return _packaged(name, source.wheel, version, limit, tried)
     path = _hub.cached(name, version or None)
     if path is None:
         tried.append(f"the cache {_hub.cache_folder(name)} does not have it")
@@ -190,7 +220,47 @@ def _published(name: str, version: str, limit: int | None) -> TaskSet:
             path = _hub.download(name, source.repo, source.filename, version or None)
         except TaskSetNotFound as error:
             raise _not_found(name, version, [*tried, str(error)]) from error
-    return dataclasses.replace(read(path, name=name, limit=limit), version=path.parent.name)
+    return dataclasses.replace(_read(name, path, limit), version=path.parent.name)
+
+
+def _read(name: str, path: Path, limit: int | None) -> TaskSet:
+    source = PUBLISHED[name]
+    tasks = read(path, name=name, limit=limit, format=source.format)
+    return dataclasses.replace(tasks, license=source.license)
+
+
+def _lock(wheel: layers.Wheel) -> layers.Lock:
+    return layers.Lock(wheel.project, (wheel,))
+
+
+def _packaged(name: str, wheel: layers.Wheel, version: str, limit: int | None, tried: list[str]) -> TaskSet:
+    """The set in its own package, whose version is that of the wheel."""
+    if version not in ("", wheel.version):
+        raise _not_found(name, version, [*tried, f"its package is pinned to {wheel.project} {wheel.version}"])
+    try:
+        folder = layers.prepare(_lock(wheel)).folder
+    except DownloadError as error:
+        raise _not_found(name, version, [*tried, str(error)]) from error
+    return dataclasses.replace(_read(name, folder / PUBLISHED[name].local, limit), version=wheel.version)
+
+
+def _commit(path: Path) -> str:
+    """The commit of the clone in ``$CLAWGYM_DATA`` that ``path`` is in; empty if it is in none."""
+    root = Path(os.environ[DATA_VARIABLE]).expanduser()
+    for folder in (path, *path.parents):
+        try:
+            head = (folder / ".git/HEAD").read_text("utf-8").strip()
+            reference = head.removeprefix("ref: ")
+            if reference == head:
+                return head
+            if (loose := folder / ".git" / reference).is_file():
+                return loose.read_text("utf-8").strip()
+            packed = (folder / ".git/packed-refs").read_text("utf-8").splitlines()
+            return next((line.split()[0] for line in packed if line.endswith(f" {reference}")), "")
+        except (OSError, ValueError):
+            if folder == root:
+                break
+    return ""
 
 
 def _source() -> str:
@@ -211,10 +281,10 @@ def _subset(name: str, version: str) -> TaskSet:
 def _not_found(name: str, version: str, tried: list[str]) -> TaskSetNotFound:
     wanted = f"{name}@{version}" if version else name
     source = PUBLISHED[name]
-    online = "go online once, or " if source.repo else ""
+    online = "go online once, or " if source.repo or source.wheel else ""
     return TaskSetNotFound(
-        f"{wanted} is not here ({'; '.join(tried)}): {online}set {DATA_VARIABLE} to the folder RL/data of a clone of "
-        f"https://github.com/ClawGym/ClawGym-Agents (it holds {source.local})"
+        f"{wanted} is not here ({'; '.join(tried)}): {online}set {DATA_VARIABLE} to a folder that holds "
+        f"{source.local}, from {source.home}"
     )
 
 

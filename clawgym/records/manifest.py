@@ -56,7 +56,7 @@ class RunManifest:
     kind: str
     """Kind of run: ``eval``, ``train``, ``serve``, ``audit``, ``attack`` or ``bench``."""
     task_set: Mapping[str, Any] = field(default_factory=dict)
-    """``name``, ``version``, ``hash``, ``size``, ``problems``."""
+    """``name``, ``version``, ``hash``, ``size``, ``problems``; ``license`` of a published set that states one."""
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By task id: ``hash``, ``verifier``, ``mode``, and where known ``category``, ``level``,
     ``executes_agent_code``, ``judged_by``, ``floor`` (the no-model baseline), ``unsupported``."""
@@ -168,6 +168,8 @@ def make_manifest(
             "size": len(task_set),
             "problems": {_FOLDERS.sub("", k): _FOLDERS.sub("", v) for k, v in task_set.problems.items()},
         }
+        if task_set.license:
+            about["license"] = task_set.license
     return RunManifest(
         kind=kind,
         task_set=about,

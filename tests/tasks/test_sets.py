@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import builtins
 import types
+import zipfile
 from pathlib import Path
 
 import platformdirs
 import pytest
 
 from clawgym import registry
-from clawgym.errors import MissingDependency, TaskError, TaskSetNotFound
+from clawgym.errors import DownloadError, MissingDependency, TaskError, TaskSetNotFound
 from clawgym.records import TaskSet
-from clawgym.tasks import _hub, available, load, names, packs, write
+from clawgym.records.manifest import make_manifest
+from clawgym.tasks import _hub, available, layers, load, names, packs, write
 from clawgym.tasks.formats.rows import write_row
 from clawgym.tasks.scaffold import starter
+from clawgym.tasks.sets import PUBLISHED, Published
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -62,6 +65,64 @@ def test_local_copy_of_another_version_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path))
     fake_hub(monkeypatch, {"bench.jsonl": rows("h")})
     assert [task.id for task in load("ClawGym-Bench@feedbeef").tasks] == ["h"]
+
+
+def test_version_of_a_clone_is_its_commit(tmp_path, monkeypatch):
+    write([starter("a")], tmp_path / "root/RL/data/clawgym_eval")
+    (tmp_path / "root/.git/refs/heads").mkdir(parents=True)
+    (tmp_path / "root/.git/HEAD").write_text("ref: refs/heads/main\n")
+    monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path / "root"))
+    assert load("ClawGym-Bench").version == ""
+    (tmp_path / "root/.git/packed-refs").write_text(f"# pack-refs\n{SHA} refs/heads/main\n")
+    assert load("ClawGym-Bench").version == SHA
+    monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path / "root/RL/data"))
+    assert load("ClawGym-Bench").version == "", "a clone around the data folder may be anything"
+
+
+@pytest.fixture
+def packaged(tmp_path, monkeypatch):
+    """A set ``Packaged`` in the wheel of its own package, and the addresses that were asked for it."""
+    fetched: list[str] = []
+    path = tmp_path / "a_set-1.2-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a_set/tasks.jsonl", rows("a", "b"))
+
+    def fetch(project, filename, sha256):
+        fetched.append(f"{project} {filename} {sha256[:4]}")
+        return path
+
+    monkeypatch.setattr(layers, "fetch", fetch)
+    wheel = layers.Wheel("a-set", "1.2", path.name, "ab" * 32)
+    entry = Published("two tasks", "a_set/tasks.jsonl", wheel=wheel, home="https://a.set", license="MIT")
+    monkeypatch.setitem(PUBLISHED, "Packaged", entry)
+    return fetched
+
+
+def test_set_of_a_package_is_read_from_its_pinned_wheel(packaged):
+    assert available("Packaged") == "not here: downloaded at first use"
+    tasks = load("Packaged")
+    assert ([task.id for task in tasks.tasks], tasks.version, tasks.license) == (["a", "b"], "1.2", "MIT")
+    assert available("Packaged") == "downloaded, version 1.2"
+    assert load("Packaged@1.2").content_hash == tasks.content_hash
+    assert packaged == ["a-set a_set-1.2-py3-none-any.whl abab"]
+    about = make_manifest("eval", tasks).task_set
+    assert (about["version"], about["license"]) == ("1.2", "MIT")
+
+
+def test_set_of_a_package_that_is_not_here_says_what_to_do(packaged, tmp_path, monkeypatch):
+    with pytest.raises(TaskSetNotFound, match=r"pinned to a-set 1\.2.*go online once, or set CLAWGYM_DATA.*a\.set$"):
+        load("Packaged@2")
+
+    def offline(*args):
+        raise DownloadError("no route")
+
+    monkeypatch.setattr(layers, "fetch", offline)
+    with pytest.raises(TaskSetNotFound, match=r"^Packaged is not here \(.*no route"):
+        load("Packaged")
+    monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path))
+    (tmp_path / "a_set").mkdir()
+    (tmp_path / "a_set/tasks.jsonl").write_bytes(rows("c"))
+    assert [task.id for task in load("Packaged").tasks] == ["c"], "a local copy comes first"
 
 
 def test_hub_is_asked_last_and_cached(tmp_path, monkeypatch):
