@@ -9,6 +9,7 @@ from clawgym.records.result import VerifierResult
 from clawgym.records.task import (
     DEFAULT_WORKSPACE,
     Desktop,
+    DesktopStep,
     GradingMode,
     Layer,
     Limits,
@@ -26,6 +27,7 @@ from clawgym.records.turn import Role, TrainingSequence, Turn, common_prefix, co
 __all__ = [
     "DEFAULT_WORKSPACE",
     "Desktop",
+    "DesktopStep",
     "Episode",
     "Fault",
     "Grader",
