@@ -96,6 +96,7 @@ _CHROME = Program(
         *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--no-default-browser-check"),
         *("--password-store=basic", "--disable-background-networking", "--disable-component-update"),
         *("--disable-search-engine-choice-screen", "--force-device-scale-factor=1", "--start-maximized"),
+        "--test-type",
         "--user-data-dir=/home/user/.config/google-chrome",
     ),
 )
@@ -112,7 +113,7 @@ _CODE = Program(
     "the package of VS Code, which is not Debian's",
     ("--no-sandbox", "--disable-gpu", "--disable-workspace-trust", "--user-data-dir=/home/user/.config/Code"),
 )
-_GIMP = Program("gimp", "gimp")
+_GIMP = Program("gimp", "gimp", ("--no-splash",))
 _MAIL = Program("thunderbird", "thunderbird")
 _COMMANDS = {
     **dict.fromkeys(("soffice", "libreoffice", "localc", "lowriter", "loimpress"), _OFFICE),
