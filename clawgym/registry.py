@@ -420,6 +420,7 @@ parsers = Registry("parser", "clawgym.parsers", ["clawgym.gateway"], GatewayErro
 sandboxes = Registry("sandbox", "clawgym.sandboxes", ["clawgym.sandbox"], SandboxUnavailable)
 scorers = Registry("scorer", "clawgym.scorers", ["clawgym.online", "clawgym.simulation"], ServiceError, called=True)
 trackers = Registry("tracker", "clawgym.trackers", ["clawgym.trainers.common"], TrainingError, called=True)
+users = Registry("user", "clawgym.users", ["clawgym.simulation"], AgentError)
 trainers = Registry("trainer", "clawgym.trainers", ["clawgym.trainers"], TrainingError, called=True)
 
 KINDS: Mapping[str, Registry] = {
@@ -440,6 +441,7 @@ KINDS: Mapping[str, Registry] = {
         scorers,
         trackers,
         trainers,
+        users,
     )
 }
 """Plural -> registry."""

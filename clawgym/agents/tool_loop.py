@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from clawgym.agents._calls import VERSION, now
-from clawgym.agents._protocols import LoopProtocol, Message, TextProtocol, ToolCallProtocol
+from clawgym.agents._dialogue import Conversation
+from clawgym.agents._protocols import LoopProtocol, TextProtocol, ToolCallProtocol
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.engines.protocol import Checkable, Engine, Sampling
 from clawgym.errors import AgentError, BudgetExceeded
@@ -40,6 +41,9 @@ _PROTOCOLS: dict[str, type[LoopProtocol]] = {"tools": ToolCallProtocol, "text": 
 @agents.register("tool-loop")
 class ToolLoopAgent:
     """Lets a model call tools until it submits or a budget is used up. Closing the agent closes its engine.
+
+    In a task with a dialogue, a reply without calls is a message to the user, and the work ends when the user has
+    nothing more to say.
 
     Args:
         engine: the engine to sample from; on the command line, --model and --base-url name one.
@@ -90,19 +94,22 @@ class ToolLoopAgent:
             raise AgentError(
                 f"task {task.id} has tools of its own, which protocol 'text' cannot call: use protocol 'tools'"
             )
+        dialogue = Conversation(context) if task.dialogue is not None else None
         tools = context.tools.schemas if protocol.offers_tools else ()
         sampling = self._sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=context.seed & 0x7FFFFFFF)
-        system = f"{self._system(context)}\n\n{protocol.how_to}"
-        messages: list[Message] = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": task.instruction},
-        ]
-        context.record(Step("system", system, now()))
+        if dialogue is not None:
+            messages = await dialogue.open()
+        else:
+            system = f"{self._system(context)}\n\n{protocol.how_to}"
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": task.instruction}]
+            context.record(Step("system", system, now()))
         usage = Usage()
         malformed = 0
         for number in range(1, task.limits.max_steps + 1):
+            if dialogue is not None:
+                tools = dialogue.tools
             try:
                 completion = await self._engine.complete(messages, tools=tools, sampling=sampling)
             except BudgetExceeded as error:
@@ -113,10 +120,11 @@ class ToolLoopAgent:
             started = now()
             adaptations = self._engine.identity().get("adaptations")
             reply = protocol.read(completion, number)
+            speaks = dialogue is not None and not reply.calls and not completion.malformed_calls
             observations: list[Observation] = []
             try:
                 observations = await context.tools.call_all(reply.calls, on_observation=observations.append)
-                if reply.complaint:
+                if reply.complaint and not speaks:
                     observations.append(Observation(reply.complaint))
             finally:
                 context.record(
@@ -132,6 +140,12 @@ class ToolLoopAgent:
                         extra={"adaptations": adaptations} if adaptations else {},
                     )
                 )
+            if dialogue is not None and (speaks or context.user is None):
+                messages += protocol.write(completion, reply, observations)
+                if not await dialogue.say(completion.text, messages):
+                    return AgentReport(final_message=completion.text, usage=usage)
+                malformed = 0
+                continue
             accepted = [c for c, o in zip(reply.calls, observations, strict=False) if not isinstance(o, CallRefused)]
             if messages_at_end := [text for call in accepted if (text := closing(call)) is not None]:
                 return AgentReport(final_message=messages_at_end[-1] or completion.text, usage=usage)

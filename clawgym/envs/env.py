@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
 
+from clawgym.errors import TaskError
 from clawgym.records import Step
 from clawgym.rollout.attempt import utc_now
 
@@ -129,6 +130,10 @@ class SandboxEnv:
 
     def check(self, task: Task) -> None:
         """Raise :class:`~clawgym.errors.TaskError` if this environment cannot run ``task``. Called by ``reset``."""
+        if task.dialogue is not None:
+            raise TaskError(
+                f"task {task.id} is a dialogue, which environments do not have: use run_episode with tool-loop"
+            )
 
     def sandboxes(self, backend: Backend, num_envs: int) -> Backend:
         """Return the backend that makes the sandboxes of all ``num_envs`` environments.

@@ -3,6 +3,7 @@
 Invariant: records are frozen and hold no open resource.
 """
 
+from clawgym.records.dialogue import Dialogue, User, UserTurn
 from clawgym.records.episode import Episode, Fault, Image, Observation, Outcome, Phase, Step, ToolCall, Usage
 from clawgym.records.grader import Grader, Submission
 from clawgym.records.result import VerifierResult
@@ -28,6 +29,7 @@ __all__ = [
     "DEFAULT_WORKSPACE",
     "Desktop",
     "DesktopStep",
+    "Dialogue",
     "Episode",
     "Fault",
     "Grader",
@@ -50,6 +52,8 @@ __all__ = [
     "ToolServer",
     "Turn",
     "Usage",
+    "User",
+    "UserTurn",
     "VerifierResult",
     "VerifierSpec",
     "check_relative_path",

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from clawgym.errors import TaskError
 from clawgym.files import read_below
+from clawgym.records.dialogue import Dialogue
 
 __all__ = [
     "DEFAULT_WORKSPACE",
@@ -315,6 +316,8 @@ class Task:
     """The tools of the agent. Empty: a shell and the files of the workspace (:mod:`clawgym.tools`)."""
     desktop: Desktop | None = None
     """The desktop that the agent uses instead of tools."""
+    dialogue: Dialogue | None = None
+    """The conversation that the agent has. :attr:`instruction` then describes it, and is not shown to the agent."""
     packages: tuple[str, ...] = ()
     """Debian packages that the checker imports, found by the task format's reader. Part of :attr:`sandbox_image`. Not
     part of the hash, which covers the checker itself."""
@@ -332,8 +335,8 @@ class Task:
 
     @property
     def brings_tools(self) -> bool:
-        """Whether the agent uses tool servers or a desktop of the task instead of a shell."""
-        return bool(self.tools) or self.desktop is not None
+        """Whether the agent uses tool servers, a desktop or functions of the task instead of a shell."""
+        return bool(self.tools) or self.desktop is not None or self.dialogue is not None
 
     @property
     def sandbox_image(self) -> str:
@@ -344,7 +347,8 @@ class Task:
 
     @cached_property
     def content_hash(self) -> str:
-        """Hex SHA-256 of instruction, inputs, verifier, workspace, image, environment, layers, tools and desktop."""
+        """Hex SHA-256 of instruction, inputs, verifier, workspace, image, environment, layers, tools, desktop and
+        dialogue."""
         return self.content_hash_with(self.verifier._digest_over(self._files[1]))
 
     def content_hash_with(self, verifier: str) -> str:
@@ -360,6 +364,8 @@ class Task:
             what.append([list(desktop.site.argv) if desktop.site else [], self._files[3]])
             if desktop.opening or desktop.closing:
                 what.append([[[s.kind, *s.words] for s in steps] for steps in (desktop.opening, desktop.closing)])
+        if self.dialogue is not None:
+            what.append(["dialogue", self.dialogue.as_json])
         head = json.dumps(what)
         return hashlib.sha256((head + _digest(self._files[0]) + verifier).encode()).hexdigest()
 

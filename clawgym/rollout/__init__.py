@@ -103,6 +103,7 @@ async def _attempt_it(attempt: Attempt, agent: Agent, opening: Callable[[], Awai
         sample=request.sample,
         record=attempt.steps.append,
         record_turn=attempt.turns.append,
+        user=attempt.user,
         session=request.session_of(agent.name),
         opening=opening,
     )

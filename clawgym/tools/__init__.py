@@ -1,4 +1,4 @@
-"""Tools that an agent calls in one episode: shell and files, or the MCP servers or desktop of the task."""
+"""Tools that an agent calls in one episode: shell and files, or the MCP servers, functions or desktop of the task."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ async def open_tools(task: Task, sandbox: Sandbox, backend: Backend) -> Tools:
         from clawgym.tools.computer import ComputerTools
 
         return await ComputerTools.open(task, sandbox, backend)
+    if task.dialogue is not None and not task.tools:
+        from clawgym.tools.recorded import RecordedTools
+
+        return RecordedTools(task.dialogue.functions)
     if not task.tools:
         return ShellTools(sandbox, task.workspace, task.limits)
     from clawgym.tools.served import ServedTools

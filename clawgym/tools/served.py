@@ -24,19 +24,24 @@ __all__ = ["ServedTools"]
 T = TypeVar("T")
 _NAME = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME = 64
+_ANYTHING = '{"type": "object"}'
 
 
 class ServedTools:
     """The tools of MCP servers; see :class:`~clawgym.tools.protocol.Tools`.
 
-    A server that ends counts as caused by the agent. Later calls report that, and the episode continues.
+    A server that ends counts as caused by the agent. Later calls report that, and the episode continues. In a dialogue
+    there is no ``submit``, and arguments reach the server as the agent wrote them.
     """
 
-    def __init__(self, servers: Sequence[Any], sandboxes: Sequence[Sandbox], limits: Limits) -> None:
+    def __init__(
+        self, servers: Sequence[Any], sandboxes: Sequence[Sandbox], limits: Limits, dialogue: bool = False
+    ) -> None:
         self.schemas: tuple[dict[str, Any], ...]
         self._servers = servers
         self._sandboxes = sandboxes
         self._limits = limits
+        self._dialogue = dialogue
         self._parameters: dict[str, str] = {}
         self._where: dict[str, tuple[Any, str]] = {}
 
@@ -60,7 +65,7 @@ class ServedTools:
             return server
 
         homes = [sandbox, *(None for _ in task.tools[1:])]
-        tools = cls(servers, sandboxes, task.limits)
+        tools = cls(servers, sandboxes, task.limits, task.dialogue is not None)
         try:
             in_order = await _together([start(s, home) for s, home in zip(task.tools, homes, strict=True)])
             tools._offer(in_order, task.id)
@@ -79,12 +84,16 @@ class ServedTools:
                     other = f"of {self._where[name][0].spec.name!r}" if name in self._where else "of every task"
                     raise TaskError(f"{where}: is called like a tool {other}: rename it, or leave the server out")
                 try:
-                    self._parameters[name] = check_schema(tool.input_schema)
+                    schema = check_schema(tool.input_schema)
                 except ValueError as error:
                     raise TaskError(f"{where}: its inputSchema {error}: correct the server") from error
+                self._parameters[name] = _ANYTHING if self._dialogue else schema
                 self._where[name] = server, tool.name
                 about = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
                 schemas.append({"type": "function", "function": about})
+        if self._dialogue:
+            self.schemas = tuple(schemas)
+            return
         self._parameters[SUBMIT] = check_schema(SUBMIT_TOOL["function"]["parameters"])
         self.schemas = (*schemas, SUBMIT_TOOL)
 

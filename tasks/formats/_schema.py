@@ -18,6 +18,7 @@ from clawgym.records import (
     DEFAULT_WORKSPACE,
     Desktop,
     DesktopStep,
+    Dialogue,
     GradingMode,
     Layer,
     Limits,
@@ -27,7 +28,7 @@ from clawgym.records import (
     ToolServer,
     VerifierSpec,
 )
-from clawgym.registry import graders
+from clawgym.registry import graders, users
 from clawgym.tasks.curation.mutable import inputs_to_change
 from clawgym.tasks.formats._files import flag_agent_tools, packages_for
 
@@ -83,6 +84,20 @@ class Screen(_Strict):
     closing: list[StepEntry] = []
 
 
+class DialogueEntry(_Strict):
+    """A dialogue."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    opening: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
+    """Role and text."""
+    user: str = ""
+    """A registered user. ``module:thing`` is not allowed: a task file must not choose what is imported."""
+    options: dict[str, Any] = {}
+    functions: list[dict[str, Any]] = []
+    withheld: list[str] = []
+
+
 class Extras(_Strict):
     """The ``clawgym`` object: fields of a task that the published formats lack. A missing key means the default."""
 
@@ -109,6 +124,7 @@ class Extras(_Strict):
     """Folder in the sandbox -> lock of the layer mounted there (:meth:`clawgym.tasks.layers.Lock.as_dict`)."""
     tools: list[ServerEntry] = []
     desktop: Screen | None = None
+    dialogue: DialogueEntry | None = None
     metadata: dict[str, Any] | None = None
     """For rows only; folders have metadata in ``data_entry.json``."""
 
@@ -188,6 +204,23 @@ class Extras(_Strict):
         except TaskError as error:
             raise TaskError(f"{where}: clawgym.desktop: {error}") from error
 
+    def read_dialogue(self, where: str) -> Dialogue | None:
+        """This dialogue. Raises :class:`TaskError` if no such user is registered."""
+        given = self.dialogue
+        if given is None:
+            return None
+        if given.user and given.user not in users:
+            raise TaskError(
+                f"{where}: field clawgym.dialogue: no user {given.user!r} is registered: install the package that has "
+                "it, or use one that `clawgym list users` shows"
+            )
+        opening = tuple((role, text) for role, text in given.opening)
+        if strange := [role for role, _ in opening if role not in ("system", "user", "assistant")]:
+            raise TaskError(
+                f"{where}: field clawgym.dialogue.opening: role {strange[0]!r}: use system, user or assistant"
+            )
+        return Dialogue(opening, given.user, given.options, tuple(given.functions), tuple(given.withheld))
+
     def task(
         self,
         where: str,
@@ -211,6 +244,7 @@ class Extras(_Strict):
         layers = self.read_layers(where)
         given |= {"layers": layers, "tools": self.read_tools(where, tool_files)}
         given["desktop"] = self.read_desktop(where, site_files)
+        given["dialogue"] = self.read_dialogue(where)
         given["packages"] = packages_for((*verifier.files, *fields["inputs"]))
         given["unsupported"] = self.unsupported or unprepared_layer(layers)
         verifier = flag_agent_tools(verifier)
@@ -237,15 +271,17 @@ class Extras(_Strict):
             layers=_locks(task),
             tools=[ServerEntry(name=s.name, argv=list(s.argv), env=dict(s.env)) for s in task.tools],
             desktop=_screen(task.desktop),
+            dialogue=_dialogue(task.dialogue),
         )
         return extras.model_dump(exclude_defaults=True)
 
 
 def check_folders_only(what: Extras | Task, where: str, format: str) -> None:
-    """Raise :class:`TaskError` for layers, tools, a desktop or a grader, which only ClawGym folders can store."""
+    """Raise :class:`TaskError` for layers, tools, a desktop, a dialogue or a grader, which only ClawGym folders can
+    store."""
     grader = what.verifier.grader if isinstance(what, Task) else what.grader
-    if what.layers or what.tools or what.desktop or grader:
-        kind = "layers" if what.layers else "tools" if what.tools else "a desktop" if what.desktop else "a grader"
+    parts = {"layers": what.layers, "tools": what.tools, "a desktop": what.desktop, "a dialogue": what.dialogue}
+    if kind := next((name for name, part in parts.items() if part), "a grader" if grader else ""):
         raise TaskError(f"{where}: has {kind}, which {format} cannot hold: use ClawGym folders")
 
 
@@ -281,6 +317,20 @@ def _screen(desktop: Desktop | None) -> Screen | None:
         site=site,
         opening=opening,
         closing=closing,
+    )
+
+
+def _dialogue(given: Dialogue | None) -> DialogueEntry | None:
+    if given is None:
+        return None
+    opening = [list(turn) for turn in given.opening]
+    functions = [dict(function) for function in given.functions]
+    return DialogueEntry(
+        opening=opening,
+        user=given.user,
+        options=dict(given.options),
+        functions=functions,
+        withheld=list(given.withheld),
     )
 
 

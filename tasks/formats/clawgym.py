@@ -61,7 +61,7 @@ def read_task(folder: Path) -> Task:
     entry = validated(TaskEntry, parse_json(read_text(folder, ENTRY_FILE), where), where)
     check_task_id(entry.task_id, f"{where}: field task_id")
     extras = entry.clawgym
-    calls = bool(extras.tools) or extras.desktop is not None
+    calls = bool(extras.tools) or extras.desktop is not None or extras.dialogue is not None
     if extras.metadata is not None:
         raise TaskError(f"{where}: field clawgym.metadata: is for rows only: put it into metadata")
     graded = walk_part(folder, "reward")

@@ -1,0 +1,169 @@
+"""What is here of a published task set, its no-model baseline, and whether its own scoring agrees with ours.
+
+    python benchmarks/task_sets.py BFCL                 # its tasks, and what two trivial agents score
+    python benchmarks/task_sets.py BFCL --parity        # the set's own checker beside ours, on many replies
+    python benchmarks/task_sets.py BFCL --limit 200     # of each category
+
+The agents are ``noop``, which does nothing, and ``ok``, which answers "OK" to whatever is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from bfcl_cases import Turns, cases
+
+from clawgym import EpisodeRequest, backend, make_agent, run_episode
+from clawgym.agents.script import ScriptAgent
+from clawgym.records import Task, TaskSet
+from clawgym.tasks import layers, load
+from clawgym.tasks.formats import _bfcl_checks as checks
+from clawgym.tasks.formats import bfcl
+from clawgym.tasks.formats._tables import iter_values
+from clawgym.tasks.sets import PUBLISHED
+
+REASONS = ("image not here", "network", "platform", "ours")
+_OK = json.dumps([{"name": "submit", "arguments": {"message": "OK"}}] * 100).encode()
+
+
+def describe(tasks: TaskSet) -> None:
+    """Print what the set is, and how many of its tasks cannot run here, by reason."""
+    print(f"{tasks.name} {tasks.version}, {tasks.license}: {len(tasks)} tasks, {len(tasks.problems)} not readable")
+    reasons = Counter(str(task.unsupported).partition(":")[0] for task in tasks.tasks if task.unsupported)
+    for reason in (*REASONS, *sorted(set(reasons) - {*REASONS})):
+        if reasons[reason]:
+            print(f"  unsupported, {reason}: {reasons[reason]} ({100 * reasons[reason] / len(tasks):.1f} %)")
+
+
+async def baseline(tasks: list[Task], jobs: int) -> None:
+    """Print what the trivial agents solve, by category."""
+    sandboxes = backend()
+    slots = asyncio.Semaphore(jobs)
+    print(f"  {'strict, %':28}{'tasks':>7}{'noop':>8}{'ok':>8}")
+
+    async def solved(task: Task, agent: Any) -> float | None:
+        async with slots:
+            ended = await run_episode(EpisodeRequest(task=task, seed=0, keep_workspace=False), agent, sandboxes)
+        return ended.episode.result and ended.episode.result.strict
+
+    scores: dict[str, list[tuple[float, float]]] = {}
+    try:
+        pairs = [(solved(task, make_agent("noop")), solved(task, ScriptAgent(_OK, "ok"))) for task in tasks]
+        found = await asyncio.gather(*(asyncio.gather(*pair) for pair in pairs))
+    finally:
+        await sandboxes.aclose()
+    for task, (nothing, ok) in zip(tasks, found, strict=True):
+        if nothing is None or ok is None:
+            print(f"  {task.id}: no result")
+            continue
+        for name in (str(task.metadata["category"]), "all"):
+            scores.setdefault(name, []).append((nothing, ok))
+    for name, pairs in scores.items():
+        means = [100 * sum(column) / len(pairs) for column in zip(*pairs, strict=True)]
+        print(f"  {name:28}{len(pairs):7}{means[0]:8.1f}{means[1]:8.1f}")
+
+
+# -- BFCL
+
+
+def bfcl_verdict(task: Task, turns: Turns) -> bool:
+    """What our checker says, without a sandbox."""
+    messages: list[dict[str, Any]] = []
+    for turn in turns:
+        messages.append({"role": "user", "content": ""})
+        for reply in turn:
+            calls = [{"name": name, "arguments": arguments} for name, arguments in reply]
+            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+    checks.transcript = lambda path=None: messages
+    data = json.loads(next(file for file in task.verifier.files if file.path == "answers.json").read())
+    category = str(task.metadata["category"])
+    if "multi_turn" in category:
+        return checks.played(data)
+    return checks.called() != ("irrelevance" in category) if "relevance" in category else checks.answered(data)
+
+
+def bfcl_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Counter[str]:
+    """Both checkers on every case of ``tasks``: how many ``agree``, ``differ``, and what both accept of ``right``."""
+    wheel = PUBLISHED["BFCL"].wheel
+    assert wheel is not None
+    package = layers.prepare(layers.Lock(wheel.project, (wheel,))).folder
+    library = bfcl._mpmath()[0].folder
+    sys.path += [str(package), str(library)]
+    data = package / "bfcl_eval/data"
+    rows, truth = {}, {}
+    for category in {str(task.metadata["category"]) for task in tasks}:
+        rows |= {row["id"]: row for _, read in iter_values(data / f"BFCL_v4_{category}.json") for row in [read()]}
+        truth |= bfcl._answers(data, category)
+    made: list[tuple[Task, str, str, bool]] = []
+    for task in tasks:
+        about = {"category": task.metadata["category"], "row": rows[task.id], "truth": truth.get(task.id)}
+        for kind, turns in cases(task):
+            if len(turns) == 1 or "multi_turn" in about["category"]:
+                line = json.dumps({**about, "turns": turns})  # before a class changes its arguments
+                made.append((task, kind, line, bfcl_verdict(task, turns)))
+    reference = subprocess.run(
+        [sys.executable, "-S", str(Path(__file__).with_name("bfcl_reference.py"))],
+        input="\n".join(line for _, _, line, _ in made),
+        env={**os.environ, "PYTHONPATH": f"{package}:{library}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: Counter[str] = Counter()
+    for (task, kind, line, ours), said in zip(made, map(json.loads, reference.stdout.splitlines()), strict=True):
+        theirs = said is True
+        found["agree" if ours == theirs else "differ"] += 1
+        found["both accept"] += ours and theirs
+        if kind in ("right", "noop"):
+            found[f"{kind}, accepted"] += ours
+            found[kind] += 1
+        if ours != theirs:
+            tell(f"  {task.id}, {kind}: ours {ours}, theirs {said}: {line[-400:]}")
+    return found
+
+
+def some(tasks: TaskSet, limit: int | None) -> Iterator[Task]:
+    """The tasks that can run, at most ``limit`` of each category, by chance but always the same."""
+    seen: Counter[str] = Counter()
+    order = [task for task in tasks.tasks if not task.unsupported]
+    if limit is not None:
+        random.Random(0).shuffle(order)
+    for task in order:
+        seen[str(task.metadata["category"])] += 1
+        if limit is None or seen[str(task.metadata["category"])] <= limit:
+            yield task
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--parity", action="store_true")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("-j", "--jobs", type=int, default=4)
+    options = parser.parse_args()
+    tasks = load(options.name)
+    describe(tasks)
+    chosen = list(some(tasks, options.limit))
+    if options.parity:
+        for what, count in PARITY[options.name](chosen).items():
+            print(f"  {what}: {count}")
+    else:
+        asyncio.run(baseline(chosen, options.jobs))
+
+
+PARITY = {"BFCL": bfcl_parity}
+
+
+if __name__ == "__main__":
+    main()
