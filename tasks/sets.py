@@ -73,6 +73,42 @@ PUBLISHED: dict[str, Published] = {
         home="https://github.com/ShishirPatil/gorilla (folder berkeley-function-call-leaderboard)",
         license="Apache-2.0",
     ),
+    "OSWorld": Published(
+        "369 tasks for a desktop, in OSWorld's form of July 2025 and later (OSWorld-Verified)",
+        "OSWorld/evaluation_examples",
+        format="osworld",
+        home="https://github.com/xlang-ai/OSWorld, with the files of xlangai/ubuntu_osworld_file_cache on the Hub beside "
+        "its folder examples",
+        license="Apache-2.0",
+    ),
+    "Terminal-Bench-2": Published(
+        "Terminal-Bench 2.0, 89 tasks for a shell",
+        "terminal-bench-2",
+        format="harbor",
+        home="https://github.com/laude-institute/terminal-bench-2",
+        license="Apache-2.0",
+    ),
+    "SkillsBench": Published(
+        "tasks for agents with skills",
+        "skillsbench/tasks",
+        format="harbor",
+        home="https://github.com/benchflow-ai/skillsbench",
+        license="Apache-2.0",
+    ),
+    "WildClawBench": Published(
+        "60 tasks for Claw-style agents, in Harbor's form",
+        "WildClawBench-Harbor",
+        format="harbor",
+        home="https://huggingface.co/datasets/internlm/WildClawBench-Harbor",
+        license="MIT",
+    ),
+    "SWE-bench-Verified": Published(
+        "500 issues of Python repositories, as rows",
+        "SWE-bench_Verified",
+        "SWE-bench/SWE-bench_Verified",
+        "data/test-00000-of-00001.parquet",
+        home="https://huggingface.co/datasets/SWE-bench/SWE-bench_Verified",
+    ),
 }
 
 SUBSETS: dict[str, str] = {"ClawGym-Task-Clean": "the tasks of ClawGym-Train in which an audit found no flaw"}

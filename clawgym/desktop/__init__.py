@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clawgym.desktop.actions import COMPUTER_USE, KINDS, Action, Unit, parse, schema
-from clawgym.desktop.desktop import FILES_DIR, PROGRAMS, RunningDesktop, desktop_files
+from clawgym.desktop.desktop import FILES_DIR, PROGRAMS, RunningDesktop, desktop_files, settings_files
 
 __all__ = [
     "COMPUTER_USE",
@@ -16,4 +16,5 @@ __all__ = [
     "desktop_files",
     "parse",
     "schema",
+    "settings_files",
 ]

@@ -7,31 +7,34 @@ Invariant: no action runs a program in the sandbox from outside; data from the s
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
-from clawgym.desktop.actions import Action
+from clawgym.desktop.actions import Action, parse
 from clawgym.desktop.screen import DesktopScreen
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
-from clawgym.records import TaskFile
+from clawgym.records import DesktopStep, TaskFile
 from clawgym.sandbox.protocol import Sandbox
 
-__all__ = ["FILES_DIR", "RunningDesktop", "desktop_env", "desktop_files"]
+__all__ = ["FILES_DIR", "RunningDesktop", "desktop_env", "desktop_files", "settings_files"]
 
 FILES_DIR = "/tools/desktop"
 """Folder of :func:`desktop_files`, read-only, in the sandbox."""
 PROGRAMS = {"Xvfb": "xvfb", "openbox": "openbox", "chromium": "chromium", "xfe": "xfe", "fc-cache": "fontconfig"}
 """Program -> the Debian package that has it."""
+_SETTINGS = ("libreoffice", "gimp", "thunderbird", "chromium.d")
+"""Folders of /etc with settings that Debian's packages of these programs need beside their files in /usr."""
 _DISPLAY = 7
 _PORT = 6000 + _DISPLAY
 _MANAGER = ("openbox", "--config-file", f"{FILES_DIR}/rc.xml", "--sm-disable")
@@ -85,6 +88,16 @@ def _fonts(settings: bytes) -> dict[str, bytes]:
 def desktop_env() -> dict[str, str]:
     """Environment variables with which programs find the screen and the fonts."""
     return {"DISPLAY": f"127.0.0.1:{_DISPLAY}", "FONTCONFIG_FILE": f"{FILES_DIR}/fonts.conf", "NO_AT_BRIDGE": "1"}
+
+
+@cache
+def settings_files() -> dict[str, tuple[TaskFile, ...]]:
+    """The settings of this machine's packages that are not in /usr: folder in the sandbox -> files, read-only."""
+    found: dict[str, tuple[TaskFile, ...]] = {}
+    for folder in (Path("/etc", name) for name in _SETTINGS):
+        files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+        found[str(folder)] = tuple(TaskFile(str(path.relative_to(folder)), path.read_bytes()) for path in files)
+    return {folder: files for folder, files in found.items() if files}
 
 
 class RunningDesktop:
@@ -145,6 +158,34 @@ class RunningDesktop:
             await _wait(deadline, patience, "not every program has opened its window")
         await self.screen.settle(max(0.1, deadline - time.monotonic()), _DRAWN)
 
+    async def take(self, step: DesktopStep, patience: float) -> None:
+        """Take ``step``, and wait until the screen has settled. Programs have the workspace as their home.
+
+        Raises:
+            SandboxError: the step is impossible, such as one with a window that is not there.
+            InfraError: a program that is started opens no window within ``patience`` seconds.
+        """
+        deadline = time.monotonic() + patience
+        home = self.sandbox.spec.workdir
+        env = {**desktop_env(), "HOME": home, "XDG_CONFIG_HOME": f"{home}/.config"}
+        match step.kind:
+            case "run":
+                await self.sandbox.exec(step.words, cwd=home, env=env, timeout=patience)
+            case "start":
+                before = await self.screen.count()
+                await _begin(self.sandbox, [step.words], env=env)
+                while await self.screen.count() <= before:
+                    await _wait(deadline, patience, f"{step.words[0]} has not opened its window")
+            case "focus":
+                await self.screen.focus(step.words[0])
+            case "close":
+                await self.screen.close(step.words[0])
+            case "act":
+                await self.act(parse(json.loads(step.words[0]), self.screen.width, self.screen.height))
+            case "wait":
+                await asyncio.sleep(float(step.words[0]))
+        await self.screen.settle(max(0.1, deadline - time.monotonic()), _DRAWN)
+
     async def picture(self, *, pointer: bool = True) -> np.ndarray:
         """See :meth:`DesktopScreen.picture`."""
         return await self.screen.picture(pointer=pointer)
@@ -200,7 +241,12 @@ class RunningDesktop:
         await self.screen.aclose()
 
 
-async def _begin(sandbox: Sandbox, programs: Sequence[Sequence[str]], needs: Sequence[str] = ()) -> None:
+async def _begin(
+    sandbox: Sandbox,
+    programs: Sequence[Sequence[str]],
+    needs: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> None:
     """Start ``programs`` in the sandbox's working folder, in order, in the background.
 
     Raises :class:`SandboxUnavailable` if one of them, or of ``needs``, is not installed.
@@ -209,10 +255,8 @@ async def _begin(sandbox: Sandbox, programs: Sequence[Sequence[str]], needs: Seq
     lines = [f'for p in {names}; do command -v "$p" >/dev/null || {{ echo "$p"; none=1; }}; done']
     lines += ['[ -z "$none" ] || exit 127']
     lines += [f"setsid {shlex.join(argv)} </dev/null >/dev/null 2>&1 &" for argv in programs]
-    env = {
-        **desktop_env(),
-        "XDG_CONFIG_HOME": f"{FILES_DIR}/config",
-    }  # without a writable folder the browser's screen never settles
+    if env is None:  # without a writable folder the browser's screen never settles
+        env = {**desktop_env(), "XDG_CONFIG_HOME": f"{FILES_DIR}/config"}
     done = await sandbox.exec(["sh", "-c", "\n".join(lines)], cwd=sandbox.spec.workdir, env=env)
     if done.exit_code == 127:
         raise SandboxUnavailable(

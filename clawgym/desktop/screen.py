@@ -79,6 +79,7 @@ class DesktopScreen:
         self._protocols, self._ping = await x.atom("WM_PROTOCOLS"), await x.atom("_NET_WM_PING")
         self._clients, self._stacking = await x.atom("_NET_CLIENT_LIST"), await x.atom("_NET_CLIENT_LIST_STACKING")
         self._active, self._name = await x.atom("_NET_ACTIVE_WINDOW"), await x.atom("_NET_WM_VISIBLE_NAME")
+        self._closes, self._class = await x.atom("_NET_CLOSE_WINDOW"), await x.atom("WM_CLASS")
         self._extents = await x.atom("_NET_REQUEST_FRAME_EXTENTS")
         self._own = x.new_id()  # a window that is never mapped
         x.send(struct.pack("<BBHIIhhHHHHIII", 1, 0, 0, self._own, root, 0, 0, 1, 1, 0, 2, 0, 1 << 11, _PROPERTY_CHANGE))
@@ -224,11 +225,43 @@ class DesktopScreen:
         active = await self._words(self._x.setup.root, self._active)
         return len(await self._windows()) if any(active) else 0
 
+    async def count(self) -> int:
+        """The number of windows of programs, whether or not one of them has the keyboard focus."""
+        return len(await self._windows())
+
     async def titles(self) -> list[str]:
         """The titles of the programs' windows, from the bottom up."""
         windows = await self._words(self._x.setup.root, self._stacking)
         names = [await self._x.property(window, self._name) for window in windows[:_MOST_WINDOWS]]
         return [name.decode("utf-8", "replace") for name in names]
+
+    async def focus(self, title: str) -> None:
+        """Raise the window of this title and give it the keyboard. Raises :class:`SandboxError` if there is none."""
+        self._order(self._active, await self._find(title))
+
+    async def close(self, title: str) -> None:
+        """Ask the program to close the window of this title. Raises like :meth:`focus`."""
+        self._order(self._closes, await self._find(title))
+
+    async def _find(self, title: str) -> int:
+        """The uppermost window with this title, else with a title that contains it, else of this class."""
+        windows = (await self._words(self._x.setup.root, self._stacking))[:_MOST_WINDOWS][::-1]
+        titles = [_plain(await self._x.property(window, self._name)) for window in windows]
+        classes = [await self._x.property(window, self._class) for window in windows]
+        wanted = _plain(title.encode())
+        for fits in (
+            [name == wanted for name in titles],
+            [wanted in name for name in titles],
+            [wanted == _plain(kind.strip(b"\0").replace(b"\0", b".")) for kind in classes],
+        ):
+            if True in fits:
+                return windows[fits.index(True)]
+        raise SandboxError(f"no window is called {title[:200]!r}: use one of {titles}")
+
+    def _order(self, what: int, window: int) -> None:
+        """Ask the window manager, as a pager does, to do ``what`` with ``window``."""
+        message = struct.pack("<BBHIIII12x", 33, 32, 0, window, what, 2, 0)
+        self._x.send(struct.pack("<BBHII", 25, 0, 0, self._x.setup.root, _SUBSTRUCTURE | _REDIRECT) + message)
 
     # -- mouse and keyboard
 
@@ -302,3 +335,8 @@ class DesktopScreen:
     async def aclose(self) -> None:
         """Close the connection. Idempotent."""
         await self._x.aclose()
+
+
+def _plain(title: bytes) -> str:
+    """A title for comparison: versions of a program differ in the dash before their name."""
+    return title.decode("utf-8", "replace").replace("\u2014", "-").replace("\u2013", "-").casefold()

@@ -10,6 +10,7 @@ from clawgym.records.result import VerifierResult
 from clawgym.records.task import (
     DEFAULT_WORKSPACE,
     Desktop,
+    DesktopStep,
     GradingMode,
     Layer,
     Limits,
@@ -27,6 +28,7 @@ from clawgym.records.turn import Role, TrainingSequence, Turn, common_prefix, co
 __all__ = [
     "DEFAULT_WORKSPACE",
     "Desktop",
+    "DesktopStep",
     "Dialogue",
     "Episode",
     "Fault",

@@ -25,6 +25,7 @@ from clawgym.records.dialogue import Dialogue
 __all__ = [
     "DEFAULT_WORKSPACE",
     "Desktop",
+    "DesktopStep",
     "GradingMode",
     "Layer",
     "Limits",
@@ -241,6 +242,17 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class DesktopStep:
+    """One step that the library takes on a desktop, before the agent's first action or after its last."""
+
+    kind: Literal["run", "start", "focus", "close", "act", "wait"]
+    """``run`` a program until it ends. ``start`` a program, which opens a window. ``focus`` or ``close`` the window of a
+    title. ``act``: perform an action of ``computer_use``. ``wait`` some seconds."""
+    words: tuple[str, ...] = ()
+    """The program with its arguments; the title, or a part of it; the action's arguments as JSON; the seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Desktop:
     """A screen with programs. The agent sees it and uses it only by mouse and keyboard."""
 
@@ -254,14 +266,18 @@ class Desktop:
     the site only through the site."""
     page: str = ""
     """The page that a browser opens at the start, such as ``/orders``; empty: no browser."""
+    opening: tuple[DesktopStep, ...] = ()
+    """Taken once :attr:`programs` stand, before the agent's first action."""
+    closing: tuple[DesktopStep, ...] = ()
+    """Taken after the agent's last action, before the files are graded, such as the keys that save a document."""
 
     def __post_init__(self) -> None:
         if not (320 <= self.width <= 3840 and 240 <= self.height <= 2160):
             raise TaskError(f"desktop of {self.width} x {self.height} pixels: choose 320 x 240 to 3840 x 2160")
         if self.page and (self.site is None or not self.page.startswith("/")):
             raise TaskError(f"desktop page {self.page!r}: give a path like '/orders', and the site that has it")
-        if self.site is not None and self.programs:
-            raise TaskError("a desktop has a site or programs of its own, not both: remove one of them")
+        if self.site is not None and (self.programs or self.opening or self.closing):
+            raise TaskError("a desktop has a site or programs and steps of its own, not both: remove one of them")
 
 
 _DEFAULT_IMAGE = "default"
@@ -346,6 +362,8 @@ class Task:
         if (desktop := self.desktop) is not None:
             what.append([desktop.width, desktop.height, [list(argv) for argv in desktop.programs], desktop.page])
             what.append([list(desktop.site.argv) if desktop.site else [], self._files[3]])
+            if desktop.opening or desktop.closing:
+                what.append([[[s.kind, *s.words] for s in steps] for steps in (desktop.opening, desktop.closing)])
         if self.dialogue is not None:
             what.append(["dialogue", self.dialogue.as_json])
         head = json.dumps(what)

@@ -279,6 +279,8 @@ class Attempt:
         unstable = False
         try:
             async with self.phase(Phase.VERIFY):
+                if self.stop.kind != "error" and self.task.desktop is not None and self.task.desktop.closing:
+                    await self._finish_desktop()
                 await self._end_tools()  # what a server keeps is at rest before it is graded
                 mode = self.task.verifier.mode
                 broken = self.stop.kind == "error"
@@ -385,6 +387,12 @@ class Attempt:
     def _zero(self, cause: str) -> VerifierResult:
         spec = self.task.verifier
         return VerifierResult({}, 0.0, 0.0, 0.0, spec.mode, spec.digest, cause=cause)
+
+    async def _finish_desktop(self) -> None:
+        """Take the task's closing steps, if its desktop still stands."""
+        finish = getattr(self._tools, "finish", None)
+        if finish is not None:
+            await finish()
 
     async def _end_tools(self) -> None:
         if self._tools is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clawgym.desktop import FILES_DIR, desktop_files
+from clawgym.desktop import FILES_DIR, desktop_files, settings_files
 from clawgym.desktop.browser import browser_files
 from clawgym.records import Task, ToolServer
 from clawgym.sandbox.protocol import SandboxSpec
@@ -20,6 +20,8 @@ def sandbox_spec(task: Task, server: ToolServer | None = None) -> SandboxSpec:
     if task.desktop is not None:
         site = task.desktop.site
         readonly = {f"{TOOLS_DIR}/site": site.files} if site is not None else {FILES_DIR: desktop_files()}
+        if task.desktop.opening or task.desktop.closing:
+            readonly |= settings_files()
     mounts = {target: layer.folder for target, layer in task.layers.items()}
     return SandboxSpec(task.sandbox_image, task.limits, task.env, task.workspace, readonly, mounts=mounts)
 

@@ -28,6 +28,8 @@ from clawgym.tools.protocol import CallRefused, ignore
 __all__ = ["ComputerTools", "encoded"]
 
 _DEEPEST = 40
+_CLOSING = 20.0
+"""Seconds for one closing step."""
 
 
 class ComputerTools:
@@ -39,6 +41,7 @@ class ComputerTools:
         screen = self.desktop.screen
         self.schemas: tuple[Mapping[str, Any], ...] = (schema(screen.width, screen.height),)
         self._limits = task.limits
+        self._closing = task.desktop.closing if task.desktop else ()
         self._started = started
         self._own = own
         """The desktop's sandbox, if it is not the episode's."""
@@ -67,6 +70,8 @@ class ComputerTools:
             if started.browser is not None:
                 await started.browser.show(f"{SITE}{spec.page}", patience)
             await started.desktop.run(spec.programs, patience)
+            for step in spec.opening:
+                await started.desktop.take(step, patience)
         except BaseException:
             await _end(started, own)
             raise
@@ -110,6 +115,20 @@ class ComputerTools:
         except TimeoutError:
             return Observation(f"[error: {call.name} took over {seconds:g} seconds]", call.id)
         return Observation("", call.id)
+
+    async def finish(self) -> None:
+        """Take the closing steps of the task. One that is impossible, as after the agent closed a window, is skipped.
+
+        Raises :class:`SandboxDied`.
+        """
+        for step in self._closing:
+            try:
+                async with asyncio.timeout(_CLOSING):
+                    await self.desktop.take(step, _CLOSING)
+            except SandboxDied:
+                raise
+            except (SandboxError, InfraError, TimeoutError):
+                continue
 
     async def look(self) -> Image:
         """The screen, as a PNG file."""

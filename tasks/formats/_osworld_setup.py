@@ -1,6 +1,8 @@
 """Interpret the ``config`` of an OSWorld task: the files, folders and programs that it puts on the desktop.
 
-Invariant: an interpreted step gives the same files as running it. Any other step raises :class:`NotSupported`.
+Commands that make files are interpreted; an interpreted step gives the same files as running it. Other commands, and
+programs beside the file manager and the editor, become steps of the desktop (:class:`~clawgym.records.DesktopStep`),
+which runs them in the sandbox. What neither can do raises :class:`NotSupported`.
 """
 
 from __future__ import annotations
@@ -9,18 +11,23 @@ import contextlib
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from clawgym.errors import TaskError
-from clawgym.records import TaskFile
+from clawgym.records import DesktopStep, TaskFile
+from clawgym.tasks.formats import _osworld_programs as programs
+from clawgym.tasks.formats._osworld_programs import NotSupported, reason
 
-__all__ = ["HOME", "NotSupported", "Setup", "check_reading", "command_text", "is_text", "text_field"]
+__all__ = ["HOME", "NotSupported", "Setup", "check_reading", "command_text", "is_text", "text_field", "web"]
 
 HOME = "/home/user"
+CACHE = "ubuntu_osworld_file_cache"
+"""A copy of the files, as they are published, beside the folder ``examples``: ``<app>/<id>/<file>``."""
 _EDITORS = {"gedit", "mousepad", "xfwrite"}
 _MANAGERS = {"nautilus", "thunar", "xfe"}
 _TEXTS = {
@@ -37,8 +44,22 @@ _ENDS = {";", "&&", "||", "|"}
 _IDLE = re.compile(r"(?:\s|;|import \w+|time\.sleep\([\d.]+\)|pyautogui\.click\([\d., ]*\))*")
 
 
-class NotSupported(Exception):
-    """The task needs something that is not supported; the message names it."""
+# What OSWorld's own machine has: GNOME and its settings, sound, users.
+_PLATFORM = re.compile(r"\b(gsettings|dconf|pactl|pulseaudio|timedatectl|gio|su|useradd|systemctl|xdg-mime)\b")
+_ONLINE = re.compile(r"\b(apt|apt-get|pip3?|wget|curl|git clone|npm|snap)\b|--install-extension")
+_VALUES = {
+    "{CLIENT_PASSWORD}": "password",
+    "{SCREEN_WIDTH}": "1920",
+    "{SCREEN_HEIGHT}": "1080",
+    "{SCREEN_WIDTH_HALF}": "960",
+    "{SCREEN_HEIGHT_HALF}": "540",
+}
+_TERMINALS = re.compile(r"(?:export [^\n]*\n)?gnome-terminal(?: --maximize)?(?: --working-directory=(\S+))?\s*")
+_OPENS = re.compile(r"(?:export [^\n]*\n)?xdg-open (\S+)\s*")
+_ASSIGNED = re.compile(r"\b[a-z_]+=\$\(((?:[^()\"']|\"[^\"]*\"|'[^']*')*)\)")
+_INSTALLS = re.compile(
+    r"(?:echo \S+ \| )?(?:sudo -S )?apt(?:-get)? (?:update(?: -y)?|install (?:-y )?(?P<name>[a-z0-9-]+)(?: -y)?)\s*(?:&&|;|$)\s*"
+)
 
 
 @dataclass
@@ -50,13 +71,23 @@ class Setup:
     files: dict[str, TaskFile] = field(default_factory=dict)
     folders: set[str] = field(default_factory=lambda: {"Desktop"})
     programs: list[tuple[str, ...]] = field(default_factory=list)
+    opening: list[DesktopStep] = field(default_factory=list)
+    """Steps that cannot be interpreted."""
+    closing: list[DesktopStep] = field(default_factory=list)
+    """Steps after the agent's last action."""
+    used: list[programs.Program] = field(default_factory=list)
+    late: dict[str, Path] = field(default_factory=dict)
+    """Place -> local file, that the evaluator puts there before it looks."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """Name -> command of the evaluator, whose output it looks at."""
 
     @property
     def inputs(self) -> tuple[TaskFile, ...]:
-        """The files; an empty folder has an empty file ``.gitkeep``."""
-        filled = {str(parent) for path in (*self.files, *self.folders) for parent in PurePosixPath(path).parents}
+        """The files, with those that programs start with; an empty folder has an empty file ``.gitkeep``."""
+        files = {file.path: file for file in programs.presets(self.used)} | self.files
+        filled = {str(parent) for path in (*files, *self.folders) for parent in PurePosixPath(path).parents}
         kept = (TaskFile(f"{folder}/.gitkeep", b"") for folder in self.folders - filled)
-        return tuple(sorted((*self.files.values(), *kept), key=lambda file: file.path))
+        return tuple(sorted((*files.values(), *kept), key=lambda file: file.path))
 
     def step(self, kind: str, given: Mapping[str, Any], where: str) -> None:
         """Interpret one step. Raises :class:`NotSupported`, and :class:`TaskError` naming ``where`` if it is
@@ -72,26 +103,94 @@ class Setup:
                 self._open(text_field(given, "path", where))
             case "launch":
                 self._launch(given.get("command"), f"{where}.command")
+            case "activate_window":
+                self.opening.append(DesktopStep("focus", (text_field(given, "window_name", where),)))
+            case "chrome_open_tabs":
+                urls = given.get("urls_to_open")
+                if not isinstance(urls, list) or not urls or web(urls):
+                    raise reason("network", "its config opens pages of the web (chrome_open_tabs)")
+                self._start(*programs.of_argv(["google-chrome", *map(str, urls)]) or ())
+            case "googledrive" | "login" | "chrome_close_tabs":
+                raise reason("network", f"its config has a step {kind!r}")
             case _:
-                raise NotSupported(f"its config has a step {kind!r}")
+                raise reason("ours", f"its config has a step {kind!r}")
+
+    def close(self, kind: str, given: Mapping[str, Any], where: str) -> None:
+        """Interpret one step that the evaluator takes after the agent's last action. Raises like :meth:`step`."""
+        match kind:
+            case "sleep":
+                pass
+            case "launch":  # a program is started again only so that OSWorld can ask it
+                if _ends(given.get("command")):
+                    self._end(_split(command_text(given.get("command"), f"{where}.command")))
+            case "activate_window":
+                self.closing.append(DesktopStep("focus", (text_field(given, "window_name", where),)))
+            case "close_window":
+                name = text_field(given, "window_name", where)
+                self.closing.append(DesktopStep("close", (name,)))
+                if "thunderbird" in name.lower():  # it writes its settings when it ends
+                    self.closing.append(programs.stop("thunderbird"))
+            case "download":
+                for place, path in self._files(given.get("files"), where):
+                    self.late[place] = path
+            case "execute" | "command":
+                self._finish(given, f"{where}.command")
+            case _:
+                raise reason("ours", f"its evaluator begins with a step {kind!r}")
+
+    def _finish(self, given: Mapping[str, Any], where: str) -> None:
+        text = _filled(command_text(given.get("command"), where))
+        if isinstance(name := given.get("stdout"), str):
+            self.kept[name] = text
+            return
+        script = re.fullmatch(r"python3? -c (.*)", text, re.DOTALL)
+        if script and (steps := programs.acts("".join(_split(script[1])))) is not None:
+            self.closing += steps
+            return
+        words = _split(text)
+        if _ends(words):
+            self._end(words)
+        elif not re.fullmatch(r"chmod \+x \S+", text) or words[-1] not in self.late:
+            self.closing.append(_run(text, "evaluator"))
+
+    def _end(self, words: list[str]) -> None:
+        self.closing.append(programs.stop(posixpath.basename(words[-1])))
+
+    def _start(self, program: programs.Program, arguments: Sequence[str]) -> None:
+        self.use(program)
+        self.opening.append(program.start(*arguments))
+
+    def use(self, program: programs.Program) -> None:
+        """Note that the task needs ``program``. Raises :class:`NotSupported` if it is not on this machine."""
+        program.check()
+        if program not in self.used:
+            self.used.append(program)
 
     def local(self, url: str, name: str) -> Path:
         """The local file for ``url``. Raises :class:`NotSupported` if it is missing."""
         with contextlib.suppress(ValueError, OSError):  # an invalid URL, or an invalid file name
             names = dict.fromkeys((posixpath.basename(name), posixpath.basename(urlsplit(url).path)))
-            for candidate in (self.beside / found for found in names if found not in ("", ".", "..")):
+            tail = PurePosixPath(unquote(urlsplit(url).path)).parts[-3:]
+            candidates = [self.beside / found for found in names if found not in ("", ".", "..")]
+            if len(tail) == 3 and ".." not in tail:
+                candidates.append(self.beside.parents[2].joinpath(CACHE, *tail))
+            for candidate in candidates:
                 if candidate.is_file() and not candidate.is_symlink():
                     return candidate
-        raise NotSupported(f"it downloads {posixpath.basename(name)!r}: put the file into {self.beside}")
+        raise reason("network", f"it downloads {posixpath.basename(name)!r}: put the file into {self.beside}")
 
     def place(self, path: str, cwd: str = "") -> str:
         """``path`` relative to the home folder. Raises :class:`NotSupported` if it is outside."""
         full = posixpath.normpath(posixpath.join(HOME, cwd, HOME + path[1:] if path[:2] in ("~", "~/") else path))
         if full != HOME and not full.startswith(f"{HOME}/"):
-            raise NotSupported(f"it needs {path}, which is outside of {HOME}")
+            raise reason("platform", f"it needs {path}, which is outside of {HOME}")
         return full[len(HOME) + 1 :]
 
     def _download(self, files: Any, where: str) -> None:
+        for place, path in self._files(files, where):
+            self.files[place] = TaskFile(place, path)
+
+    def _files(self, files: Any, where: str) -> Iterator[tuple[str, Path]]:
         if not isinstance(files, list):
             raise TaskError(f"{where}.files: is not a list of url and path: correct it")
         for number, file in enumerate(files):
@@ -100,35 +199,67 @@ class Setup:
             place = self.place(path)
             if not place:
                 raise TaskError(f"{at}.path: {path!r} names a folder: give the file's name")
-            self.files[place] = TaskFile(place, self.local(url, path))
+            yield place, self.local(url, path)
 
     def _open(self, path: str) -> None:
         place = self.place(path)
         if place in ("", *self.folders):
             self.programs.append(("xfe", place or "."))
-        elif not is_text(place):
-            raise NotSupported(f"it opens a file {posixpath.splitext(place)[1]}")
-        elif place not in self.files:
+        elif place not in self.files and not self.opening:
             raise NotSupported(f"it opens {place!r}, which its config does not make")
-        else:
+        elif is_text(place):
             self.programs.append(("xfwrite", place))
+        else:
+            self._start(programs.of_file(place), (f"{HOME}/{place}",))
 
     def _launch(self, command: Any, where: str) -> None:
-        name, *rest = _split(command_text(command, where))
-        name, paths = posixpath.basename(name), [word for word in rest if not word.startswith("-")]
-        if name not in _EDITORS | _MANAGERS or len(paths) > 1:
-            raise NotSupported(f"it starts the program {name!r}")
+        text = _filled(command_text(command, where))
+        name, *rest = _split(re.sub(r"^(\w+=\S* )+", "", text))
+        base, paths = posixpath.basename(name), [word for word in rest if not word.startswith("-")]
+        if base == "socat":  # leads OSWorld's host to the browser
+            return
+        if known := programs.of_argv([name, *rest]):
+            if "$(" in text or "`" in text:
+                raise reason("ours", f"it starts {base!r} with a command inside of a command")
+            if web(paths):
+                raise reason("network", f"it starts {base!r} with a page of the web")
+            self._start(*known)
+            return
+        if base not in _EDITORS | _MANAGERS or len(paths) > 1:
+            raise reason("platform", f"it starts the program {base!r}")
         place = self.place(paths[0]) if paths else ""
-        editor = name in _EDITORS
+        editor = base in _EDITORS
         self.programs.append(("xfwrite", *([place] if place else [])) if editor else ("xfe", place or "."))
 
     def _execute(self, command: Any, where: str) -> None:
-        text = command_text(command, where)
-        idle = re.fullmatch(r"python3? -c (.*)", text, re.DOTALL)
-        if idle and "pyautogui" in text:
-            if not _IDLE.fullmatch("".join(_split(idle[1]))):
-                raise NotSupported("its config presses keys by pyautogui")
+        text = _filled(command_text(command, where))
+        text = _INSTALLS.sub(lambda found: "" if not found["name"] or shutil.which(found["name"]) else found[0], text)
+        script = re.fullmatch(r"python3? -c (.*)", text, re.DOTALL)
+        if script and "pyautogui" in text:
+            source = "".join(_split(script[1]))
+            if _IDLE.fullmatch(source):
+                return
+            steps = programs.acts(source)
+            if steps is None:
+                raise reason("ours", "its config has a script of pyautogui that is not simple")
+            self.opening += steps
             return
+        if found := _TERMINALS.fullmatch(text):
+            self._start(*programs.of_argv(["gnome-terminal", f"--working-directory={found[1] or HOME}"]) or ())
+            return
+        if found := _OPENS.fullmatch(text):
+            self.programs.append(("xfe", self.place(found[1]) or "."))
+            return
+        before = dict(self.files), set(self.folders)
+        try:
+            if self.opening and any(step.kind == "run" for step in self.opening):
+                raise NotSupported("it follows a command that runs")
+            self._interpret(text)
+        except NotSupported as error:
+            self.files, self.folders = before
+            self.opening.append(_run(text, "config", str(error)))
+
+    def _interpret(self, text: str) -> None:
         cwd = ""
         for words, ended in _simple_commands(text):
             if ended not in ("", ";", "&&"):
@@ -163,6 +294,42 @@ class Setup:
             case _:
                 raise NotSupported(f"its config runs {name!r}")
         return cwd
+
+
+def web(urls: Iterable[Any]) -> bool:
+    """Whether one of these is an address outside of the desktop."""
+    return any(re.match(r"(?i)(https?|ftp|rtsp|mms)://(?!localhost|127\.0\.0\.1)", str(url)) for url in urls)
+
+
+def _filled(text: str) -> str:
+    """``text`` with the values of OSWorld's variables."""
+    for name, value in _VALUES.items():
+        text = text.replace(name, value)
+    return text
+
+
+def _ends(command: Any) -> bool:
+    """Whether a command only ends a program."""
+    words = command.split() if isinstance(command, str) else command if isinstance(command, list) else []
+    if len(words) == 3 and words[1] == "-c":
+        words = str(words[2]).split()
+    return len(words) == 2 and words[0] in ("pkill", "killall")
+
+
+def _run(text: str, part: str, why: str = "") -> DesktopStep:
+    """The step that runs shell code in the sandbox. Raises :class:`NotSupported` if it cannot do there what it does on
+    OSWorld's machine."""
+    if "outside of" in why:
+        raise NotSupported(why)
+    if found := _PLATFORM.search(text):
+        raise reason("platform", f"its {part} runs {found[1]!r}")
+    if found := _ONLINE.search(text):
+        raise reason("network", f"its {part} runs {found[0].strip()!r}")
+    if "pyautogui" in text:
+        raise reason("ours", f"its {part} has a script of pyautogui that is not simple")
+    text = re.sub(r"echo \S+ \| sudo -S |\bsudo (-S )?", "", text)  # root is the only user
+    text = re.sub(r"(^|[;&|\n]\s*)python (?=\S)", r"\1python3 ", text)
+    return DesktopStep("run", ("bash", "-c", text))
 
 
 def is_text(path: str) -> bool:
@@ -233,6 +400,13 @@ def _without_sudo(words: list[str]) -> list[str]:
 
 def check_reading(text: str) -> None:
     """Raise :class:`NotSupported` if ``text`` might do more than read files below :data:`HOME`."""
+    if found := re.search(rf"{_PLATFORM.pattern}|\bps\b", text):
+        raise reason("platform", f"its evaluator runs {found[0]!r}")
+    if found := re.search(r"\b(which|apt|pip3?|dpkg)\b", text):
+        raise reason("network", f"its evaluator looks with {found[0]!r} for what its agent installs")
+    for inner in _ASSIGNED.findall(text):  # name=$(command)
+        check_reading(inner)
+    text = _ASSIGNED.sub("true", text)
     if re.search(r"\$\(|`|-exec|-delete", text):
         raise NotSupported("its evaluator runs commands inside of a command")
     if other := re.search(r"\$\{?(?!HOME\b)([A-Z][A-Z_]*)", text):

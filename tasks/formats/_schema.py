@@ -17,6 +17,7 @@ from clawgym.errors import TaskError
 from clawgym.records import (
     DEFAULT_WORKSPACE,
     Desktop,
+    DesktopStep,
     Dialogue,
     GradingMode,
     Layer,
@@ -60,6 +61,15 @@ class SiteServer(_Strict):
     argv: Annotated[list[str], Field(min_length=1)]
 
 
+class StepEntry(_Strict):
+    """One step on a desktop."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    kind: Literal["run", "start", "focus", "close", "act", "wait"]
+    words: list[str] = []
+
+
 class Screen(_Strict):
     """A desktop."""
 
@@ -70,6 +80,8 @@ class Screen(_Strict):
     programs: list[Annotated[list[str], Field(min_length=1)]] = []
     page: str = ""
     site: SiteServer | None = None
+    opening: list[StepEntry] = []
+    closing: list[StepEntry] = []
 
 
 class DialogueEntry(_Strict):
@@ -187,7 +199,8 @@ class Extras(_Strict):
             raise TaskError(f"{where}: clawgym has both tools and desktop: remove one of them")
         site = Site(tuple(spec.site.argv), files) if spec.site else None
         try:
-            return Desktop(spec.width, spec.height, tuple(map(tuple, spec.programs)), site, spec.page)
+            steps = [tuple(DesktopStep(s.kind, tuple(s.words)) for s in part) for part in (spec.opening, spec.closing)]
+            return Desktop(spec.width, spec.height, tuple(map(tuple, spec.programs)), site, spec.page, *steps)
         except TaskError as error:
             raise TaskError(f"{where}: clawgym.desktop: {error}") from error
 
@@ -292,7 +305,19 @@ def _screen(desktop: Desktop | None) -> Screen | None:
         return None
     site = SiteServer(argv=list(desktop.site.argv)) if desktop.site else None
     programs = [list(argv) for argv in desktop.programs]
-    return Screen(width=desktop.width, height=desktop.height, programs=programs, page=desktop.page, site=site)
+    opening, closing = (
+        [StepEntry(kind=step.kind, words=list(step.words)) for step in steps]
+        for steps in (desktop.opening, desktop.closing)
+    )
+    return Screen(
+        width=desktop.width,
+        height=desktop.height,
+        programs=programs,
+        page=desktop.page,
+        site=site,
+        opening=opening,
+        closing=closing,
+    )
 
 
 def _dialogue(given: Dialogue | None) -> DialogueEntry | None:

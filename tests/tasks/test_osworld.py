@@ -92,7 +92,7 @@ def test_folders_and_single_files_are_detected(tmp_path: Path):
 
 def test_import_command_keeps_hash(tmp_path: Path):
     written(tmp_path / "set")
-    written(tmp_path / "set", id="other", related_apps=["gimp"])
+    written(tmp_path / "set", id="other", related_apps=["picard"])
     done = CliRunner().invoke(app, ["import", str(tmp_path / "set"), str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     for task in read(tmp_path / "set").tasks:
@@ -100,13 +100,31 @@ def test_import_command_keeps_hash(tmp_path: Path):
         assert (again.content_hash, again.unsupported) == (task.content_hash, task.unsupported)
 
 
+@pytest.fixture
+def no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program of OSWorld's tasks is on this machine."""
+    monkeypatch.setattr("clawgym.tasks.formats._osworld_programs.shutil.which", lambda name: None)
+
+
+@pytest.fixture
+def all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All programs of OSWorld's tasks are on this machine."""
+    monkeypatch.setattr("clawgym.tasks.formats._osworld_programs.shutil.which", lambda name: f"/usr/bin/{name}")
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"related_apps": ["os", "gimp"]}, "gimp"),
-        ({"config": [{"type": "chrome_open_tabs", "parameters": {}}]}, "chrome_open_tabs"),
-        ({"config": [{"type": "launch", "parameters": {"command": ["vlc", "a.mp4"]}}]}, "vlc"),
-        ({"config": [{"type": "open", "parameters": {"path": "~/a.docx"}}]}, ".docx"),
+        ({"related_apps": ["os", "gimp"]}, "image not here: it needs the program 'gimp': install gimp"),
+        ({"related_apps": ["os", "picard"]}, "platform: it needs the app 'picard'"),
+        ({"config": [{"type": "chrome_open_tabs", "parameters": {}}]}, "network: its config opens pages"),
+        ({"config": [{"type": "launch", "parameters": {"command": ["vlc", "a.mp4"]}}]}, "image not here: it needs"),
+        ({"config": [{"type": "launch", "parameters": {"command": ["eog", "a.png"]}}]}, "platform: it starts"),
+        ({"config": [{"type": "open", "parameters": {"path": "~/a.docx"}}]}, "a.docx"),
+        ({"config": [{"type": "googledrive", "parameters": {}}]}, "network: its config has a step"),
+        ({"config": [{"type": "update_browse_history", "parameters": {}}]}, "ours: its config has a step"),
+        ({"instruction": "Look at https://x/y."}, "network: its agent works with pages"),
+        ({"proxy": True}, "network: its agent works with pages"),
         ({"config": [{"type": "execute", "parameters": {"command": "gsettings set a b", "shell": True}}]}, "gsettings"),
         ({"config": [{"type": "execute", "parameters": {"command": "mkdir /srv/x"}}]}, "/srv/x, which is outside of"),
         ({"config": [{"type": "execute", "parameters": {"command": "mkdir ~/../x"}}]}, "outside of"),
@@ -115,7 +133,7 @@ def test_import_command_keeps_hash(tmp_path: Path):
                 "config": [
                     {
                         "type": "execute",
-                        "parameters": {"command": ["python", "-c", "import pyautogui; pyautogui.press('a')"]},
+                        "parameters": {"command": ["python", "-c", "import pyautogui; pyautogui.dragTo(1, 2)"]},
                     }
                 ]
             },
@@ -127,9 +145,11 @@ def test_import_command_keeps_hash(tmp_path: Path):
         ),
     ],
 )
+@pytest.mark.usefixtures("no_programs")
 def test_unsupported_feature_is_named(tmp_path: Path, changes: dict[str, Any], named: str):
     task = osworld.read_task(written(tmp_path, **changes))
     assert task.unsupported is not None
+    assert task.unsupported.partition(":")[0] in osworld.REASONS
     assert named in task.unsupported
 
 
@@ -140,8 +160,10 @@ FILE = {"type": "vm_file", "path": "~/a.txt", "dest": "a.txt"}
 @pytest.mark.parametrize(
     ("evaluator", "named"),
     [
-        (("compare_table", FILE, RULE), "compare_table"),
-        (("exact_match", {"type": "vm_terminal_output"}, RULE), "vm_terminal_output"),
+        (("compare_audios", FILE, RULE), "ours: its evaluator is 'compare_audios'"),
+        (("exact_match", {"type": "vm_terminal_output"}, RULE), "platform: its evaluator looks at 'vm_terminal_output'"),
+        (("exact_match", {"type": "active_tab_info"}, RULE), "network: its evaluator looks at 'active_tab_info'"),
+        (("exact_match", {"type": "cache_file", "path": "x"}, RULE), "which it does not make"),
         (("exact_match", {"type": "vm_file", "path": "/etc/passwd"}, RULE), "/etc/passwd"),
         (("exact_match", {"type": "vm_command_line", "command": "timedatectl status"}, RULE), "timedatectl"),
         (("exact_match", FILE, {"type": "rule_relativeTime"}), "rule_relativeTime"),
@@ -154,11 +176,90 @@ def test_unsupported_evaluator_is_named(tmp_path: Path, evaluator: tuple[Any, ..
     assert named in task.unsupported
 
 
-@pytest.mark.parametrize("kind", ["execute", "download"])
-def test_evaluator_with_postconfig_is_unsupported(tmp_path: Path, kind: str):
-    task = osworld.read_task(evaluated(tmp_path, "exact_match", FILE, RULE, postconfig=[{"type": kind}]))
-    assert task.unsupported is not None
-    assert f"begins with a step {kind!r}" in task.unsupported
+def test_postconfig_becomes_closing_steps(tmp_path: Path):
+    saved = ["python", "-c", "import pyautogui; import time; pyautogui.hotkey('ctrl', 's'); time.sleep(0.5); "]
+    steps = [
+        {"type": "activate_window", "parameters": {"window_name": "a.txt - Editor", "strict": True}},
+        {"type": "sleep", "parameters": {"seconds": 3}},
+        {"type": "execute", "parameters": {"command": saved}},
+        {"type": "execute", "parameters": {"command": "cp a.txt b.txt", "shell": True}},
+        {"type": "launch", "parameters": {"command": ["pkill", "chrome"]}},
+        {"type": "launch", "parameters": {"command": ["google-chrome"]}},
+    ]
+    task = osworld.read_task(evaluated(tmp_path, "exact_match", FILE, RULE, postconfig=steps))
+    assert task.unsupported is None
+    assert task.desktop is not None
+    focus, save, copy, kill = task.desktop.closing
+    assert focus.words == ("a.txt - Editor",)
+    assert json.loads(save.words[0]) == {"action": "key", "keys": ["ctrl", "s"]}
+    assert copy.words == ("bash", "-c", "cp a.txt b.txt")
+    assert (kill.kind, kill.words[-1]) == ("run", "chromium")
+
+
+def test_file_of_the_evaluator_is_not_among_the_inputs(tmp_path: Path):
+    steps = [
+        {"type": "download", "parameters": {"files": [{"url": "http://x/eval.sh", "path": "eval.sh"}]}},
+        {"type": "execute", "parameters": {"command": "chmod +x eval.sh", "shell": True}},
+    ]
+    rules = {"type": "rule", "rules": {"include": ["ok"]}}
+    path = evaluated(
+        tmp_path, "check_include_exclude", {"type": "vm_command_line", "command": "bash eval.sh"}, rules, postconfig=steps
+    )
+    (path.with_suffix("") / "eval.sh").write_text("echo ok")
+    task = osworld.read_task(path)
+    assert task.unsupported is None
+    assert "eval.sh" not in [file.path for file in task.inputs]
+    assert b"echo ok" in [file.read() for file in task.verifier.files]
+    assert task.desktop is not None
+    assert not task.desktop.closing
+
+
+@pytest.mark.usefixtures("all_programs")
+def test_config_becomes_opening_steps(tmp_path: Path):
+    config = [
+        *EXAMPLE["config"][:1],
+        {"type": "execute", "parameters": {"command": "tar -xf ~/a.tar", "shell": True}},
+        {"type": "launch", "parameters": {"command": ["google-chrome", "--remote-debugging-port=1337"]}},
+        {"type": "launch", "parameters": {"command": ["socat", "tcp-listen:9222,fork", "tcp:localhost:1337"]}},
+        {"type": "launch", "parameters": {"command": "VLC_VERBOSE=-1 vlc --no-audio '/home/user/a b.mp4'", "shell": True}},
+        {"type": "activate_window", "parameters": {"window_name": "VLC"}},
+        {
+            "type": "execute",
+            "parameters": {"command": ["python", "-c", "import pyautogui; pyautogui.hotkey('ctrl', 'alt', 't')"]},
+        },
+    ]
+    task = osworld.read_task(written(tmp_path, config=config, related_apps=["os", "vlc"]))
+    assert task.unsupported is None
+    assert task.desktop is not None
+    run, chrome, vlc, focus, terminal = task.desktop.opening
+    assert run.words == ("bash", "-c", "tar -xf ~/a.tar")
+    assert (chrome.kind, chrome.words[0]) == ("start", "chromium")
+    assert vlc.words[-2:] == ("--no-audio", "/home/user/a b.mp4")
+    assert (focus.kind, focus.words) == ("focus", ("VLC",))
+    assert terminal.words[0] == "lxterminal"
+    assert ".config/vlc/vlcrc" in [file.path for file in task.inputs]
+    clawgym.write_task(task, tmp_path / task.id)
+    again = read_task(tmp_path / task.id)
+    assert again.desktop == task.desktop
+    assert again.content_hash == task.content_hash
+
+
+def test_published_files_are_found_in_a_copy_of_the_cache(tmp_path: Path):
+    url = "https://x/datasets/y/resolve/main/os/11111111-note/a%20b.txt"
+    config = [{"type": "download", "parameters": {"files": [{"url": url, "path": "~/c.txt"}]}}]
+    path = written(tmp_path / "examples", config=config)
+    assert "put the file into" in str(osworld.read_task(path).unsupported)
+    copy = tmp_path / osworld.CACHE / "os" / "11111111-note" / "a b.txt"
+    copy.parent.mkdir(parents=True)
+    copy.write_text("found")
+    assert [(f.path, f.read()) for f in osworld.read_task(path).inputs if f.path == "c.txt"] == [("c.txt", b"found")]
+
+
+def test_only_listed_tasks_are_read(tmp_path: Path):
+    for name in ("one", "two"):
+        written(tmp_path / "examples", id=name)
+    (tmp_path / "test_all.json").write_text('{"os": ["two"]}')
+    assert [task.id for task in read(tmp_path).tasks] == ["two"]
 
 
 @pytest.mark.parametrize(
@@ -234,9 +335,8 @@ def test_interpreted_commands_match_bash(names: list[str], texts: list[str], tmp
     lines = [f"mkdir -p {'/'.join(names)} && touch {names[0]}/t"]
     lines += [f"echo {shlex.quote(text)} >> {names[0]}/t" for text in texts]
     setup = Setup(folder, folders=set())
-    try:
-        setup.step("execute", {"command": "\n".join(lines)}, "here")
-    except NotSupported:  # quoted, it might be taken for a part of the command
+    setup.step("execute", {"command": "\n".join(lines)}, "here")
+    if setup.opening:  # quoted, it might be taken for a part of the command
         assert any(set(text) & set("<>;&'") for text in texts)
         return
     subprocess.run(["bash", "-c", "\n".join(lines)], cwd=folder, check=True)
@@ -261,13 +361,15 @@ def test_interpreted_scripts_match_bash(command: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", ["cd", "cd -P a", "cd a b", "mkdir -m 700 a", "touch -d now a", "echo a | tee b"])
-def test_other_scripts_are_unsupported(command: str, tmp_path: Path):
-    with pytest.raises(NotSupported):
-        Setup(tmp_path, folders=set()).step("execute", {"command": command}, "here")
+def test_other_scripts_run_in_the_sandbox(command: str, tmp_path: Path):
+    setup = Setup(tmp_path, folders=set())
+    setup.step("execute", {"command": command}, "here")
+    assert [step.words for step in setup.opening] == [("bash", "-c", command)]
+    assert not setup.files
 
 
 @pytest.mark.parametrize(
-    "command", ["if [ -f ~/a ]; then echo yes; else echo no; fi", "grep -c x ~/a 2>/dev/null | wc -l", "ls -R ~"]
+    "command", ["if [ -f ~/a ]; then echo yes; else echo no; fi", "grep -c x ~/a 2>/dev/null | wc -l", "ls -R ~", "a=$(cat ~/b)"]
 )
 def test_read_only_commands_are_supported(command: str):
     check_reading(command)
@@ -275,7 +377,7 @@ def test_read_only_commands_are_supported(command: str):
 
 @pytest.mark.parametrize(
     "command",
-    ["python3 ~/a.py", "cat $(which x)", "echo $SHELL", "bash eval.sh", "cat /etc/passwd", "echo a > b", "ps -ef"],
+    ["python3 ~/a.py", "cat $(which x)", "echo $SHELL", "bash eval.sh", "cat /etc/passwd", "echo a > b", "ps -ef", "x=$(rm ~/a)"],
 )
 def test_other_commands_are_unsupported(command: str):
     with pytest.raises(NotSupported):
@@ -374,5 +476,4 @@ def test_published_examples_are_read():
     needed = Counter(task.unsupported for task in tasks)
     print(len(listed), "listed,", len(tasks), "read,", needed.pop(None), "run here;", needed.most_common(10))
     assert len(tasks) == len(listed)
-    assert any("libreoffice" in str(why) for why in needed)
     assert all(task.instruction and task.desktop for task in tasks)
