@@ -60,7 +60,7 @@ def _resolved(env: dict[str, str], where: str) -> tuple[dict[str, str], list[str
     return found, missing
 
 
-class Environment(_Network):
+class EnvironmentTable(_Network):
     docker_image: str | None = None
     os: str = "linux"
     cpus: int | float | None = None
@@ -133,7 +133,7 @@ class HarborConfig(_Section):
     version: str | None = None
     task: Package | None = None
     metadata: dict[str, Any] = {}
-    environment: Environment = Environment()
+    environment: EnvironmentTable = EnvironmentTable()
     agent: HarborAgent = HarborAgent()
     verifier: Verifier = Verifier()
     solution: Solution = Solution()
