@@ -97,7 +97,7 @@ def read_task(folder: Path) -> Task:
     sandbox = _ours(folder, config, extras) if extras else None
     if sandbox is None:
         sandbox, reasons = _environment(folder, config, where)
-        reasons = [*config.unsupported(), *script_needs(folder), *_left_out(folder), *reasons]
+        reasons = [*config.unsupported(), *script_needs(folder), *_other_files(folder), *reasons]
     if extras:
         limits = extras.read_limits(f"{where}: metadata.clawgym", limits)
         reasons = [extras.unsupported] if extras.unsupported else reasons
@@ -314,9 +314,11 @@ def script_needs(folder: Path) -> list[str]:
     return reasons
 
 
-def _left_out(folder: Path) -> list[str]:
-    names = (f"{part}/.harborignore" for part in ("tests", "solution"))
-    return [f"{name} leaves files out" for name in names if (folder / name).is_file()]
+def _other_files(folder: Path) -> list[str]:
+    """Reasons in files that have a meaning for Harbor."""
+    meanings = {f"{part}/.harborignore": "leaves files out" for part in ("tests", "solution")}
+    meanings["trajectory.json"] = "is a conversation that the agent continues"
+    return [f"{name} {meaning}" for name, meaning in meanings.items() if (folder / name).is_file()]
 
 
 class MissingImage(UnsupportedTask):
