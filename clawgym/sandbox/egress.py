@@ -45,16 +45,26 @@ class AllowList:
 
 @contextlib.asynccontextmanager
 async def way_out(sandbox: Sandbox, allowed: AllowList) -> AsyncIterator[dict[str, str]]:
-    """Serve a proxy in the sandbox; gives the variables by which programs find it."""
+    """Serve a proxy in the sandbox; gives the variables by which programs find it. Its end cuts all connections."""
     sock = await sandbox.listen(_PORT)
     room = asyncio.Semaphore(_MOST_CONNECTIONS)
-    server = await asyncio.start_server(lambda r, w: _serve(r, w, allowed, room), sock=sock, limit=_MOST_HEAD)
+    serving: set[asyncio.Task[None]] = set()
+
+    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(_serve(reader, writer, allowed, room))
+        serving.add(task)
+        task.add_done_callback(serving.discard)
+
+    server = await asyncio.start_server(accepted, sock=sock, limit=_MOST_HEAD)
     address = f"http://127.0.0.1:{_PORT}"
     names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
     try:
         yield {**dict.fromkeys(names, address), "no_proxy": "localhost,127.0.0.1", "NO_PROXY": "localhost,127.0.0.1"}
     finally:
         server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
 
 async def _serve(
@@ -64,6 +74,9 @@ async def _serve(
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
             async with room:
                 await _answer(reader, writer, allowed)
+    except asyncio.CancelledError:
+        writer.transport.abort()
+        raise
     finally:
         writer.close()
 

@@ -1,28 +1,31 @@
 """Copy files out of a sandbox, whose contents are hostile.
 
 No link is followed, only regular files and folders are opened, every size is capped, and links in the result cannot
-point out of it.
+point out of it. A tree is written to this machine under the same rules (:func:`write_tree`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import posixpath
+import shutil
 import stat
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 from clawgym.errors import InfraError, SandboxError, TreeTooLarge
 from clawgym.offload import offloaded
 from clawgym.sandbox.inside.tars import Tarred
-from clawgym.sandbox.inside.trees import DEPTH, HOST_ERRORS, PATH, Room, TooMuch, walk
+from clawgym.sandbox.inside.trees import DEPTH, FOLDER, HOST_ERRORS, PATH, Room, TooMuch, remove, walk
 from clawgym.sandbox.linux import syscalls
 from clawgym.sandbox.protocol import Archive
 
-__all__ = ["DAMAGED", "blamed", "filter_tar", "in_thread", "link_stays_inside", "take_file", "take_tree"]
+__all__ = ["DAMAGED", "blamed", "filter_tar", "in_thread", "link_stays_inside", "take_file", "take_tree", "write_tree"]
 
 DAMAGED = (tarfile.TarError, KeyError, EOFError, ValueError, OverflowError, RecursionError, MemoryError)
 """What reading an archive from a sandbox may raise if it is damaged."""
@@ -201,6 +204,64 @@ def take_tree(root: int, path: str, max_bytes: int, max_files: int, mounts: froz
     finally:
         os.close(top)
     return Archive(buffer.getvalue(), taken.dropped.all())
+
+
+def write_tree(archive: Archive, folder: Path, only: Collection[str] | None = None) -> None:
+    """Write an archive of :func:`take_tree` or :func:`filter_tar` below ``folder``; entries there are replaced.
+
+    No link below ``folder`` is followed. Files are this user's, with the modes 0644 and 0755.
+
+    Args:
+        archive: the tree.
+        folder: is made if it is missing.
+        only: paths of the files and links to write; None: the whole tree.
+
+    Raises:
+        InfraError: this machine could not write it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        top = os.open(folder, FOLDER)
+        try:
+            with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+                for member in tar:
+                    if only is None or member.name in only:
+                        _write(tar, member, top)
+        finally:
+            os.close(top)
+    except OSError as error:
+        raise InfraError(f"{folder}: cannot be written ({error}): free disk space, or correct its modes") from error
+
+
+def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, top: int) -> None:
+    *above, name = member.name.split("/")
+    with contextlib.ExitStack() as opened:
+        here = top
+        for part in (*above, name) if member.isdir() else above:
+            here = _entered(here, part)
+            opened.callback(os.close, here)
+        if member.isdir():
+            return
+        remove(here, name)
+        if member.issym():
+            os.symlink(member.linkname, name, dir_fd=here)
+        elif (content := tar.extractfile(member)) is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(name, flags, 0o600, dir_fd=here), "wb") as file:
+                shutil.copyfileobj(content, file)
+                os.fchmod(file.fileno(), 0o755 if member.mode & 0o100 else 0o644)
+
+
+def _entered(folder: int, name: str) -> int:
+    """A descriptor of the folder ``name`` in ``folder``, made in place of what is no folder."""
+    for _ in range(2):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=folder)
+        try:
+            return os.open(name, FOLDER, dir_fd=folder)
+        except NotADirectoryError:  # a file, or a link
+            remove(folder, name)
+    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name)
 
 
 def filter_tar(data: bytes, strip: str, max_bytes: int, max_files: int) -> Archive:

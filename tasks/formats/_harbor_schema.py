@@ -1,4 +1,4 @@
-"""The fields of Harbor's ``task.toml`` that this library uses.
+"""The fields of Harbor's ``task.toml``, schema 1.0 to 1.4. Those of type Any have no effect on a score.
 
 Deprecated names (``version``, ``memory``, ``storage``, ``allow_internet``) are accepted. Unknown keys are ignored, as
 in Harbor.
@@ -40,6 +40,7 @@ Size = Annotated[int, BeforeValidator(_megabytes)]
 
 class _Network(_Section):
     network_mode: Literal["no-network", "public", "allowlist"] | None = None
+    allowed_hosts: Any = None
 
     def network(self, where: str) -> list[str]:
         if self.network_mode in ("public", "allowlist"):
@@ -60,7 +61,8 @@ def _resolved(env: dict[str, str], where: str) -> tuple[dict[str, str], list[str
     return found, missing
 
 
-class Environment(_Network):
+class EnvironmentTable(_Network):
+    build_timeout_sec: Any = None
     docker_image: str | None = None
     os: str = "linux"
     cpus: int | float | None = None
@@ -69,6 +71,7 @@ class Environment(_Network):
     storage_mb: int | None = None
     storage: Size | None = None
     gpus: int | None = None
+    gpu_types: Any = None
     tpu: Any = None
     mcp_servers: list[Any] = []
     env: dict[str, str] = {}
@@ -117,11 +120,20 @@ class Solution(_Section):
 
 
 class HarborStep(_Section):
+    """One of several steps. Only its name is read: tasks with steps are not supported."""
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
+    agent: Any = None
+    verifier: Any = None
+    min_reward: Any = None
+    healthcheck: Any = None
+    artifacts: Any = None
 
 
 class Package(_Section):
     name: str
+    version: Any = None
+    authors: Any = None
     description: str = ""
     keywords: list[str] = []
 
@@ -133,11 +145,14 @@ class HarborConfig(_Section):
     version: str | None = None
     task: Package | None = None
     metadata: dict[str, Any] = {}
-    environment: Environment = Environment()
+    environment: EnvironmentTable = EnvironmentTable()
     agent: HarborAgent = HarborAgent()
     verifier: Verifier = Verifier()
     solution: Solution = Solution()
+    source: Any = None
     steps: list[HarborStep] | None = None
+    multi_step_reward_strategy: Any = None
+    artifacts: Any = None
 
     def model_post_init(self, context: Any, /) -> None:
         version = self.schema_version or self.version or "1.0"

@@ -19,10 +19,11 @@ import json
 import re
 import shlex
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clawgym.errors import TaskError
+from clawgym.errors import TaskError, UnsupportedTask
 from clawgym.records import GradingMode, Task, TaskFile, VerifierSpec, packages_of
 from clawgym.registry import formats
 from clawgym.sandbox.images import ImageStore
@@ -44,10 +45,20 @@ if TYPE_CHECKING:
     from clawgym.tasks.formats._harbor_schema import HarborConfig
     from clawgym.tasks.formats._schema import Extras
 
-__all__ = ["HarborFormat", "is_task", "read_task", "write_task"]
+__all__ = [
+    "HarborFormat",
+    "HarborPlace",
+    "MissingImage",
+    "is_task",
+    "place_of",
+    "read_task",
+    "script_needs",
+    "write_task",
+]
 
 CONFIG = "task.toml"
 BASE_IMAGE = "python:3.12-slim-bookworm"
+_COMPOSE = frozenset({"docker-compose.yaml", "docker-compose.yml", "compose.yaml"})
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 _FETCHES = re.compile(
     r"^[^#\n]*?\b(?P<call>apt(?:-get)? +(?:-\S+ +)*(?:update|install)|pip3? +install|uvx |uv +(?:pip|run|add|sync)"
@@ -86,7 +97,7 @@ def read_task(folder: Path) -> Task:
     sandbox = _ours(folder, config, extras) if extras else None
     if sandbox is None:
         sandbox, reasons = _environment(folder, config, where)
-        reasons = [*config.unsupported(), *_script_reasons(folder), *reasons]
+        reasons = [*config.unsupported(), *script_needs(folder), *_other_files(folder), *reasons]
     if extras:
         limits = extras.read_limits(f"{where}: metadata.clawgym", limits)
         reasons = [extras.unsupported] if extras.unsupported else reasons
@@ -205,7 +216,7 @@ def _environment(folder: Path, config: HarborConfig, where: str) -> tuple[dict[s
     names = {file.path for file in context}
     env, reasons = environment.variables()
     sandbox: dict[str, Any] = {"env": env}
-    if compose := sorted(names & {"docker-compose.yaml", "docker-compose.yml", "compose.yaml"}):
+    if compose := sorted(names & _COMPOSE):
         return sandbox, [*reasons, f"needs several containers (environment/{compose[0]})"]
     at = f"{where}: working folder"
     try:
@@ -227,11 +238,13 @@ def _environment(folder: Path, config: HarborConfig, where: str) -> tuple[dict[s
         sandbox["inputs"] = build.inputs(workspace) if build else context
     except NeedsBuild as error:
         named = None if "Dockerfile" in names else environment.docker_image
-        name, how = _image(folder, named, context)
+        name, how = _image(folder / "environment", named, context)
         found = ImageStore().find(name)
         sandbox["image"] = name if named or found else "default"
         workspace = environment.workdir or (found.workdir if found else "/")
         if found is not None and not system_folder(workspace):
+            if named:  # Harbor copies the folder into the working folder
+                sandbox["inputs"] = context
             return {**sandbox, "workspace": check_workspace(workspace, at)}, reasons
         if found is not None:
             how = f"its image works in {workspace}, a system folder"
@@ -240,14 +253,14 @@ def _environment(folder: Path, config: HarborConfig, where: str) -> tuple[dict[s
 
 
 def _image(folder: Path, named: str | None, context: tuple[TaskFile, ...]) -> tuple[str, str]:
-    """The name of a task's image, by default that of its ``environment`` folder; and the command that makes it."""
+    """The name of the image, by default that of the build context ``folder``; and the command that makes it."""
     if named is not None:
         return named, f"clawgym images add docker://{named} --name {named}"
     digest = hashlib.sha256()
     for file in sorted(context, key=lambda file: file.path):
         digest.update(f"{file.path}\0{file.executable}\0".encode() + hashlib.sha256(file.read()).digest())
     name = f"harbor/{digest.hexdigest()[:16]}"
-    return name, f"clawgym images build {shlex.quote(str(folder / 'environment'))} --name {name}"
+    return name, f"clawgym images build {shlex.quote(str(folder))} --name {name}"
 
 
 def _verifier(files: tuple[TaskFile, ...], config: HarborConfig, extras: Extras | None, folder: Path) -> VerifierSpec:
@@ -290,17 +303,103 @@ def _without_canary(text: str) -> str:
     return "\n".join(lines[start:])
 
 
-def _script_reasons(folder: Path) -> list[str]:
-    """Reasons why the scripts of this task are not supported."""
+def script_needs(folder: Path) -> list[str]:
+    """Reasons why the scripts of the task in ``folder`` are not supported without a network."""
     reasons = []
-    for name in ("tests/test.sh", "solution/solve.sh"):
-        path = folder / name
-        if path.is_file() and (match := _FETCHES.search(read_text(folder, name))):
-            reasons.append(f"{name} needs the network: {match['call'].strip()[:60]}")
-    for name in ("tests", "solution"):
-        if (folder / name / ".harborignore").is_file():
-            reasons.append(f"{name}/.harborignore leaves files out")
+    for part in ("", *(f"steps/{step.name}/" for step in sorted((folder / "steps").glob("*")))):
+        for name in (f"{part}tests/test.sh", f"{part}solution/solve.sh"):
+            path = folder / name
+            if path.is_file() and (match := _FETCHES.search(read_text(folder, name))):
+                reasons.append(f"{name} needs the network: {match['call'].strip()[:60]}")
     return reasons
+
+
+def _other_files(folder: Path) -> list[str]:
+    """Reasons in files that have a meaning for Harbor."""
+    meanings = {f"{part}/.harborignore": "leaves files out" for part in ("tests", "solution")}
+    meanings["trajectory.json"] = "is a conversation that the agent continues"
+    return [f"{name} {meaning}" for name, meaning in meanings.items() if (folder / name).is_file()]
+
+
+class MissingImage(UnsupportedTask):
+    """An image is not in the store. The message names the command that makes it; ``name`` is its name there, if it is
+    built from a Dockerfile."""
+
+    def __init__(self, message: str, name: str | None) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+@dataclasses.dataclass(frozen=True)
+class HarborPlace:
+    """What the sandbox of an ``environment`` folder is made from: an image, and what its Dockerfile adds."""
+
+    image: str
+    workdir: str | None = None
+    """None: that of the image."""
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, TaskFile] = dataclasses.field(default_factory=dict)
+    """Absolute path -> file."""
+    folders: frozenset[str] = frozenset()
+    """Absolute paths of empty folders."""
+
+
+def place_of(folder: Path, docker_image: str | None = None) -> HarborPlace:
+    """Find out what a folder with a Dockerfile, or with none and ``docker_image``, runs in.
+
+    Like Harbor, it prefers ``docker_image``, if that is in the store. Otherwise a simple Dockerfile is interpreted, and
+    any other needs its image in the store.
+
+    Raises :class:`~clawgym.errors.UnsupportedTask`; :class:`MissingImage` if an image would help.
+    """
+    context = walk_part(folder.parent, folder.name)
+    names = {file.path for file in context}
+    if compose := sorted(names & _COMPOSE):
+        raise UnsupportedTask(f"needs several containers ({folder.name}/{compose[0]}): use Harbor's docker environment")
+    store = ImageStore()
+    if docker_image and (found := store.find(docker_image)):
+        return HarborPlace(docker_image, found.workdir)
+    if (ours := _written_here(folder.parent)) is not None and folder.name == "environment":
+        return ours
+    try:
+        if ".dockerignore" in names:
+            raise NeedsBuild(f"needs an image build ({folder.name}/.dockerignore)")
+        if "Dockerfile" in names:
+            build = read_dockerfile(read_text(folder, "Dockerfile"), context)
+            return HarborPlace("default", build.workdir, build.env, build.files, frozenset(build.folders))
+        if docker_image is None:
+            raise UnsupportedTask(f"{folder}/Dockerfile: is missing: add it, or set docker_image in {CONFIG}")
+        if not is_plain_image(docker_image):
+            raise NeedsBuild(f"needs the container image {docker_image}")
+        return HarborPlace("default", "/")
+    except NeedsBuild as error:
+        named = None if "Dockerfile" in names else docker_image
+        name, how = _image(folder, named, context)
+        if found := store.find(name):
+            return HarborPlace(name, found.workdir)
+        message = f"{'' if named else f'{folder.name}/Dockerfile '}{error}: {how}"
+        raise MissingImage(message, None if named else name) from error
+
+
+def _written_here(folder: Path) -> HarborPlace | None:
+    """The place of a folder that :func:`write_task` wrote and nobody changed."""
+    from clawgym.tasks.formats._harbor_schema import HarborConfig
+    from clawgym.tasks.formats._schema import Extras, validated
+
+    where = str(folder / CONFIG)
+    try:
+        document = tomllib.loads(read_text(folder, CONFIG))
+        if not isinstance(ours := document.get("metadata", {}).get("clawgym"), dict):
+            return None
+        config = validated(HarborConfig, document, where)
+        sandbox = _ours(folder, config, validated(Extras, ours, where))
+    except (TaskError, tomllib.TOMLDecodeError, RecursionError, AttributeError):
+        return None
+    if sandbox is None:
+        return None
+    workspace = sandbox["workspace"]
+    files = {f"{workspace}/{file.path}": file for file in sandbox["inputs"]}
+    return HarborPlace(sandbox["image"], workspace, {}, files)
 
 
 @formats.register("harbor")
