@@ -170,6 +170,10 @@ class EnvError(ClawGymError, ValueError):
     """No environment has this name, or it does not take an option. The message names the closest one."""
 
 
+class SnapshotRefused(ClawGymError):
+    """The state of an episode cannot be saved or restored. The message says why and what to do."""
+
+
 class AgentError(ClawGymError):
     """An agent cannot run this task (no reference solution, no recorded actions)."""
 

@@ -2,6 +2,7 @@
 
 - :class:`SandboxEnv` is the base class for new environments; ``clawgym.registry.envs.register`` gives them a name.
 - :class:`TaskEnv` and :class:`TaskVectorEnv` are what ``gym.make`` returns: one environment, or a batch.
+- :class:`EnvSnapshot` is what their ``snapshot()`` returns, and ``restore(...)`` takes.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
     from clawgym.envs._runner import RunnerFactory
     from clawgym.envs._single import TaskEnv
+    from clawgym.envs._snapshots import EnvSnapshot
     from clawgym.envs._vector import TaskVectorEnv
     from clawgym.envs.env import Observation, SandboxEnv
     from clawgym.rollout import RewardName
 
 __all__ = [
+    "EnvSnapshot",
     "Observation",
     "RewardName",
     "SandboxEnv",
@@ -38,6 +41,7 @@ __all__ = [
 ]
 
 _LATE = {
+    "EnvSnapshot": "clawgym.envs._snapshots",
     "Observation": "clawgym.envs.env",
     "RewardName": "clawgym.rollout",
     "SandboxEnv": "clawgym.envs.env",

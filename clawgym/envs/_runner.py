@@ -7,6 +7,7 @@ Invariants: a runner has at most one attempt at a time. An error in it ends its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
+from clawgym.envs._snapshots import Method, SavedEpisode
 from clawgym.envs.env import Observation, SandboxEnv
 from clawgym.envs.spaces import blank, counter
 from clawgym.errors import (
@@ -24,7 +26,9 @@ from clawgym.errors import (
     InfraError,
     MissingDependency,
     SandboxDied,
+    SandboxError,
     SandboxUnavailable,
+    SnapshotRefused,
     TaskError,
     UnsupportedTask,
     traceback_of,
@@ -34,18 +38,24 @@ from clawgym.records import Observation as Seen
 from clawgym.records.atif import json_safe
 from clawgym.rollout import Attempt, Ended, EpisodeRequest, RewardName, Stop
 from clawgym.rollout.attempt import utc_now
-from clawgym.sandbox import Backend
+from clawgym.sandbox import Backend, Sandbox
 from clawgym.verifiers.diff import DIFF_FILE
+from clawgym.visible import visible
 
 __all__ = ["EpisodeRunner", "RunnerFactory", "SandboxEpisodeRunner", "SandboxRunnerFactory", "StepResult", "ending"]
 
 StepResult = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
 ENV_ERROR = "env-error"
 """Cause of an episode that ended with an exception of the environment's own code."""
+RESTORED: Mapping[Method, str] = {
+    "fork": "fork: the files and the shell; no programs, jobs or open files, and another sequence of $RANDOM",
+    "replay": "replay: the actions were repeated, with the same observations",
+}
+"""What ``info["restored"]`` says."""
 _GRACE = 10.0
 """Seconds after the end of the time budget until an action is cancelled that ignores ``self.seconds``."""
 _COUNTERS = ("step", "remaining_steps")
-_FATAL = (MissingDependency, SandboxUnavailable, UnsupportedTask)
+_FATAL = (MissingDependency, SandboxUnavailable, SnapshotRefused, UnsupportedTask)
 """Errors that the caller has to repair: raised, not recorded in the episode."""
 
 log = logging.getLogger(__name__)
@@ -72,6 +82,23 @@ class EpisodeRunner(Protocol):
 
         Raises :class:`~clawgym.errors.ClawGymError` if no episode is running.
         """
+        ...
+
+    async def snapshot(self, method: Method | None) -> SavedEpisode:
+        """Save the running episode, which continues. Raises :class:`~clawgym.errors.SnapshotRefused` if that cannot be
+        done."""
+        ...
+
+    async def restore(self, saved: SavedEpisode) -> tuple[dict[str, Any], dict[str, Any]]:
+        """End the running episode without grading, and continue from ``saved``. Returns the last observation and info.
+
+        Failures of the host are reported as by :meth:`reset`. Raises :class:`~clawgym.errors.SnapshotRefused` if the
+        state would not be the same; then no episode runs.
+        """
+        ...
+
+    async def drop(self, saved: SavedEpisode) -> None:
+        """Free the files of ``saved``."""
         ...
 
     def discard(self) -> None:
@@ -182,33 +209,46 @@ class SandboxEpisodeRunner:
         """The last observation, without the counters; a step without a new observation repeats it."""
         self._closing: asyncio.Future[Ended] | None = None
         """The end of the previous attempt, in the background."""
+        self._info: dict[str, Any] = {}
+        """The info of ``reset``."""
+        self._actions: list[Any] = []
+        self._digests: list[int] = []
+        """A hash of the observation after each action."""
 
     # -- reset
 
     async def reset(self, task: Task, seed: int, baseline: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """See :class:`EpisodeRunner`. Raises what :meth:`~clawgym.envs.env.SandboxEnv.check` raises."""
         self.env.check(task)
+        info = await self._replaced(task, seed, baseline, None)
+        return self._observe(), info
+
+    async def _replaced(
+        self, task: Task, seed: int, baseline: float | None, saved: SavedEpisode | None
+    ) -> dict[str, Any]:
+        """End the running episode without grading, and begin one. Returns the info of ``reset``."""
         await self._wait_for_close()
         self._cancel_alarm()
         old, self.attempt = self.attempt, None
         try:
-            info = await self._begin(task, seed, baseline)
+            return await self._begin(task, seed, baseline, saved)
         finally:
             if old is not None:  # in the background
                 self._closing = asyncio.ensure_future(old.abandon())
-        return self._observe(), info
 
-    async def _begin(self, task: Task, seed: int, baseline: float | None) -> dict[str, Any]:
-        """Open a sandbox for ``task``; try twice if the host fails. Returns the info of ``reset``."""
+    async def _begin(self, task: Task, seed: int, baseline: float | None, saved: SavedEpisode | None) -> dict[str, Any]:
+        """Open a sandbox for ``task``, a fork if ``saved`` is one; try twice if the host fails. Returns the info of
+        ``reset``."""
         self._count, self._max_steps = 0, task.limits.max_steps
+        self._actions, self._digests = [], []
         self._seen = {name: blank(space) for name, space in self._fields}
         info: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "instruction": task.instruction}
         for retry in (True, False):
             request = EpisodeRequest(task=task, seed=seed, reward=self._reward, baseline=baseline, keep_workspace=False)
             attempt = self.attempt = Attempt(request, self.backend, "env")
             try:
-                await attempt.open()
-                await self._open(attempt, info)
+                await attempt.open(saved and saved.attempt)
+                await self._open(attempt, info, saved)
                 break
             except (InfraError, SandboxDied, TaskError) as error:
                 if retry and not isinstance(error, TaskError):
@@ -220,18 +260,26 @@ class SandboxEpisodeRunner:
             except BaseException:
                 await self._interrupted(attempt)
                 raise
-        limits = task.limits
-        self._deadline, self._command_seconds = time.monotonic() + limits.agent_seconds, limits.command_seconds
-        # One timer per episode: a timer per action would take as long as the rest of a step.
-        self._alarm = asyncio.get_running_loop().call_later(limits.agent_seconds + _GRACE, self._time_out)
+        self._command_seconds = task.limits.command_seconds
+        self._give_time(task.limits.agent_seconds)
+        self._info = info
         return info
 
-    async def _open(self, attempt: Attempt, info: dict[str, Any]) -> None:
+    def _give_time(self, seconds: float) -> None:
+        """Set the time budget that is left."""
+        self._cancel_alarm()
+        self._deadline = time.monotonic() + seconds
+        # One timer per episode: a timer per action would take as long as the rest of a step.
+        self._alarm = asyncio.get_running_loop().call_later(max(seconds, 0.0) + _GRACE, self._time_out)
+
+    async def _open(self, attempt: Attempt, info: dict[str, Any], saved: SavedEpisode | None) -> None:
         env, task = self.env, attempt.task
         env.task, env.seed, env.steps, env.seconds = task, attempt.request.seed, 0, task.limits.setup_seconds
         env.info, env._attempt, env._submitted = {}, attempt, False
         try:
             async with asyncio.timeout(task.limits.setup_seconds):
+                if saved is not None and saved.method == "fork":
+                    return await self._load(attempt.sandbox, saved)
                 first = await env.open(attempt.sandbox)
             if first is not None:
                 self._seen = self._checked(first)
@@ -240,6 +288,88 @@ class SandboxEpisodeRunner:
             raise
         except Exception as error:
             info["error"] = self._failed(attempt, "open", error).error
+
+    # -- snapshots
+
+    async def snapshot(self, method: Method | None) -> SavedEpisode:
+        """See :class:`EpisodeRunner`."""
+        attempt, env = self.attempt, self.env
+        if attempt is None or attempt.stop is not None:
+            raise SnapshotRefused("no episode is running: take the snapshot between reset() and the last step")
+        forks = method == "fork" or (method is None and env.forks)
+        if forks and not env.forks:
+            raise SnapshotRefused("a fork has files alone, and this environment has programs: use method='replay'")
+        state: Any = None
+        try:
+            async with asyncio.timeout(attempt.task.limits.setup_seconds):
+                if forks and (names := await attempt.sandbox.programs()):
+                    shown = visible(", ".join(sorted(set(names))))[:200]
+                    raise SnapshotRefused(
+                        f"a fork does not have the programs that run in the sandbox ({shown}): end them first, or use "
+                        "method='replay'"
+                    )
+                if forks:
+                    state = await env.save(attempt.sandbox)
+                saved = await attempt.save(files=forks)
+        except TimeoutError:
+            raise SnapshotRefused("the snapshot took too long: raise limits.setup_seconds of the task") from None
+        except SandboxDied as error:
+            raise SnapshotRefused("the sandbox is gone: the next step ends the episode") from error
+        except SandboxError as error:
+            raise SnapshotRefused(f"the sandbox cannot be saved ({error})") from error
+        return SavedEpisode(
+            method="fork" if forks else "replay",
+            attempt=saved,
+            seed=attempt.request.seed,
+            baseline=attempt.request.baseline,
+            info=dict(self._info),
+            seen=dict(self._seen),
+            actions=tuple(self._actions),
+            digests=tuple(self._digests),
+            seconds_left=self._deadline - time.monotonic(),
+            state=state,
+        )
+
+    async def restore(self, saved: SavedEpisode) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See :class:`EpisodeRunner`."""
+        info = await self._replaced(saved.attempt.task, saved.seed, saved.baseline, saved)
+        attempt = self.running()
+        if attempt.stop is not None:
+            return self._observe(), info
+        if saved.method == "replay":
+            await self._replay(attempt, saved)
+        self._count, self._seen = len(saved.actions), dict(saved.seen)
+        self._actions, self._digests = list(saved.actions), list(saved.digests)
+        self._info = dict(saved.info)
+        self.env.steps = self._count
+        self._give_time(saved.seconds_left)
+        return self._observe(), {**saved.info, "restored": RESTORED[saved.method]}
+
+    async def _load(self, sandbox: Sandbox, saved: SavedEpisode) -> None:
+        try:
+            await self.env.load(sandbox, saved.state)
+        except SandboxDied:
+            raise
+        except SandboxError as error:
+            raise SnapshotRefused(f"the snapshot cannot be restored ({error}): use method='replay'") from error
+
+    async def _replay(self, attempt: Attempt, saved: SavedEpisode) -> None:
+        """Repeat the actions of ``saved``. Each has to give the same observation as before."""
+        for number, (action, digest) in enumerate(zip(saved.actions, saved.digests, strict=True), 1):
+            await self.step(action)
+            if self.attempt is not attempt or self._digests[-1] != digest:
+                await self.close()
+                raise SnapshotRefused(
+                    f"task {attempt.task.id}: action {number} had another result when it was repeated: an episode that "
+                    "depends on time or chance cannot be replayed, so use method='fork' or reset()"
+                )
+        attempt.steps[:] = saved.attempt.steps
+
+    async def drop(self, saved: SavedEpisode) -> None:
+        """See :class:`EpisodeRunner`."""
+        if saved.attempt.snapshot is not None:
+            with contextlib.suppress(InfraError):  # closing the backend removes it
+                await self.backend.drop(saved.attempt.snapshot)
 
     # -- step
 
@@ -297,6 +427,8 @@ class SandboxEpisodeRunner:
         if not env._recorded:
             results = () if seen is None else (Seen(seen),)
             attempt.steps.append(Step("agent", _text(action), utc_now(), observations=results))
+        self._actions.append(action)
+        self._digests.append(_digest(self._seen))
         if attempt.stop is None and env._submitted:
             attempt.stop = Stop("submitted")
         if attempt.stop is None and self._count >= self._max_steps:
@@ -400,6 +532,11 @@ def _converter(name: str, space: gym.Space[Any]) -> Callable[[Any], Any]:
         longest = space.max_length
         return text
     return space.dtype.type if isinstance(space, gym.spaces.Discrete) else array
+
+
+def _digest(seen: Mapping[str, Any]) -> int:
+    """A hash of an observation, good in this process."""
+    return hash(tuple(value if isinstance(value, str) else value.tobytes() for value in seen.values()))
 
 
 def _text(action: Any) -> str:

@@ -10,6 +10,7 @@ from clawgym.envs._checks import check_action, check_options
 from clawgym.envs._human import HumanRenderer
 from clawgym.envs._runner import RunnerFactory
 from clawgym.envs._runtime import runtime
+from clawgym.envs._snapshots import EnvSnapshot, Method, SnapshotStore, checked_method
 from clawgym.envs._tasks import TaskChoice
 from clawgym.records import Episode, TaskSet
 from clawgym.rollout import RewardName
@@ -64,6 +65,7 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
         self._runtime.users.add(self)
         self.metadata = {"render_modes": modes, "isolation": self._runtime.run(made.probe()).as_dict()}
         self._screen: Any = None
+        self._snapshots = SnapshotStore(self._runtime, 1, self._runner.drop)
 
     @property
     def episode(self) -> Episode | None:
@@ -79,10 +81,39 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
         episode_seed = int(self.np_random.integers(2**31))
         baseline = self.choice.baseline(task)
         observation, info = self._runtime.run(self._runner.reset(task, episode_seed, baseline))
+        self._began(observation, task.id, 0)
+        return observation, info
+
+    def _began(self, observation: dict[str, Any], task_id: str, steps: int) -> None:
         self._show(observation, None)
         if self._human is not None:
-            self._task, self._steps = task.id, 0
-            self._human.show(self._task, 0, None, self._screen)
+            self._task, self._steps = task_id, steps
+            self._human.show(self._task, steps, None, self._screen)
+
+    def snapshot(self, *, method: Method | None = None) -> EnvSnapshot:
+        """Save the running episode, which continues: :meth:`restore` goes back to it as often as needed.
+
+        Args:
+            method: ``fork`` saves the files of the sandbox and the state of its shell. ``replay`` saves the actions,
+                which are repeated in a new sandbox. None: ``fork`` if the environment can, else ``replay``.
+
+        Raises :class:`~clawgym.errors.SnapshotRefused` if no episode is running, if its state cannot be saved, for
+        example because programs run that a fork would not have, and if 64 snapshots are open.
+        """
+        checked_method(method)
+        return self._runtime.run(self._snapshots.take([self._runner.snapshot(method)]))[0]
+
+    def restore(self, snapshot: EnvSnapshot) -> tuple[dict[str, Any], dict[str, Any]]:
+        """End the running episode without grading, and continue from ``snapshot``.
+
+        Returns the last observation before the snapshot, and the info of its ``reset``; ``info['restored']`` says how
+        it was restored. The tasks of later resets do not change.
+
+        Raises :class:`~clawgym.errors.SnapshotRefused` if the state would not be the same; then no episode is running.
+        """
+        saved = self._snapshots.saved(snapshot)
+        observation, info = self._runtime.run(self._runner.restore(saved))
+        self._began(observation, snapshot.task_id, snapshot.step)
         return observation, info
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
@@ -119,5 +150,6 @@ class TaskEnv(gym.Env[dict[str, Any], Any]):
         """The part of :meth:`close` that runs on the loop."""
         try:
             await self._runner.close()
+            await self._snapshots.aclose()
         finally:
             await self._factory.aclose()

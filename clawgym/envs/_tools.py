@@ -11,7 +11,8 @@ from clawgym.envs.env import SandboxEnv
 from clawgym.envs.spaces import AssistantText, tools_observation_space
 from clawgym.records import Observation, ToolCall
 from clawgym.sandbox import Sandbox
-from clawgym.tools import SUBMIT, CallRefused
+from clawgym.sandbox.shell_state import ShellState
+from clawgym.tools import SUBMIT, CallRefused, ShellTools
 
 __all__ = ["ToolsEnv"]
 
@@ -59,6 +60,18 @@ class ToolsEnv(SandboxEnv):
         if submits:
             self.submit(submits[-1].arguments.get("message") or text)
         return _see([_message(one) for one in results])
+
+    @property
+    def forks(self) -> bool:
+        return isinstance(self.tools, ShellTools)  # the memory of tool servers is lost in a fork
+
+    async def save(self, sandbox: Sandbox) -> ShellState | None:
+        assert isinstance(self.tools, ShellTools)
+        return await self.tools.save()
+
+    async def load(self, sandbox: Sandbox, state: ShellState | None) -> None:
+        assert isinstance(self.tools, ShellTools)
+        await self.tools.load(state)
 
     def render(self, observation: Any) -> str:
         return "\n".join(message["content"] for message in json.loads(observation["messages"]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -22,6 +22,7 @@ from clawgym.envs._results import Results
 from clawgym.envs._runner import RunnerFactory, StepResult
 from clawgym.envs._runtime import runtime
 from clawgym.envs._single import checked_mode
+from clawgym.envs._snapshots import EnvSnapshot, Method, SnapshotStore, checked_method
 from clawgym.envs._tasks import TaskChoice
 from clawgym.errors import ClawGymError
 from clawgym.records import Episode, Task, TaskSet
@@ -100,6 +101,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         self._results: Results[StepResult] = Results()
         self._busy: set[int] = set()
         self._seen: list[dict[str, Any] | None] = [None] * num_envs
+        self._snapshots = SnapshotStore(self._runtime, num_envs, self._runners[0].drop)
 
     # -- Gymnasium
 
@@ -130,27 +132,86 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
             seeds = _seeds(seed, self.num_envs)
             fresh = [np.random.default_rng(s) for s in seeds]
             self._rngs = [f if mask[i] or not self._rngs else self._rngs[i] for i, f in enumerate(fresh)]
-        chosen = np.flatnonzero(mask)
-        plans = [self._plan(int(i)) for i in chosen]
-
-        async def reset_all() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-            work = [asyncio.create_task(self._runners[i].reset(*p)) for i, p in zip(chosen, plans, strict=True)]
-            try:
-                return await asyncio.gather(*work)
-            except BaseException:  # stop the other resets too
-                for task in work:
-                    task.cancel()
-                await asyncio.gather(*work, return_exceptions=True)
-                raise
-
-        infos: dict[str, Any] = {}
-        for i, (observation, info) in zip(chosen, self._runtime.run(reset_all()), strict=True):
-            self._seen[i] = observation
-            self._over[i] = False
-            _add(infos, info, int(i), self.num_envs)
+        chosen = [int(i) for i in np.flatnonzero(mask)]
+        infos = self._begin(chosen, [self._runners[i].reset(*self._plan(i)) for i in chosen])
         if any(o is None for o in self._seen):
             raise gym.error.ResetNeeded("the first reset must start every environment: leave reset_mask out")
         return self._batch(range(self.num_envs)), infos
+
+    def _begin(
+        self, ids: Sequence[int], works: Sequence[Coroutine[Any, Any, tuple[dict[str, Any], dict[str, Any]]]]
+    ) -> dict[str, Any]:
+        """Wait for the episodes that ``works`` begin in the environments ``ids``, and return the infos of the batch."""
+
+        async def begin_all() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+            tasks = [asyncio.create_task(work) for work in works]
+            try:
+                return await asyncio.gather(*tasks)
+            except BaseException:  # stop the others too
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                raise
+
+        infos: dict[str, Any] = {}
+        for i, (observation, info) in zip(ids, self._runtime.run(begin_all()), strict=True):
+            self._seen[i] = observation
+            self._over[i] = False
+            _add(infos, info, i, self.num_envs)
+        return infos
+
+    # -- snapshots
+
+    def snapshot(self, env_ids: Sequence[int] | None = None, *, method: Method | None = None) -> list[EnvSnapshot]:
+        """Save the running episodes of ``env_ids`` (None: of all), which continue; one snapshot for each.
+
+        ``method`` and what is raised: see :meth:`TaskEnv.snapshot`; 64 snapshots for each environment can be open. If
+        one is refused, none is taken.
+        """
+        checked_method(method)
+        ids = self._idle(env_ids, "snapshot")
+        return self._runtime.run(self._snapshots.take([self._runners[i].snapshot(method) for i in ids]))
+
+    def restore(
+        self, snapshots: EnvSnapshot | Sequence[EnvSnapshot], env_ids: Sequence[int] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Continue from ``snapshots`` in the environments ``env_ids`` (None: in all).
+
+        Args:
+            snapshots: one for each of ``env_ids``, of any environments of this batch; or a single one, from which all
+                of them branch.
+            env_ids: the environments. Their running episodes end without grading.
+
+        Returns:
+            Observations of the whole batch, and infos of the restored environments, as ``reset`` does.
+
+        Raises:
+            SnapshotRefused: a state would not be the same. Then ``reset`` the environments ``env_ids``.
+        """
+        ids = self._idle(env_ids, "restore")
+        each = [snapshots] * len(ids) if isinstance(snapshots, EnvSnapshot) else list(snapshots)
+        if len(each) != len(ids):
+            raise ValueError(f"{len(each)} snapshots for {len(ids)} environments: give one for each, or a single one")
+        saved = [self._snapshots.saved(one) for one in each]
+        infos = self._begin(ids, [self._runners[i].restore(one) for i, one in zip(ids, saved, strict=True)])
+        return self._batch(range(self.num_envs)), infos
+
+    def _idle(self, env_ids: Sequence[int] | None, call: str) -> list[int]:
+        """``env_ids`` as a list. Raises unless each is an environment that is not at work."""
+        ids = self._checked_ids(range(self.num_envs) if env_ids is None else env_ids)
+        if not self._rngs:
+            raise gym.error.ResetNeeded(f"call reset() before {call}()")
+        if busy := self._busy.intersection(ids):
+            raise gym.error.AlreadyPendingCallError(f"environments {sorted(busy)} still work: recv() them first", call)
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"env_ids {ids}: name each environment once")
+        return ids
+
+    def _checked_ids(self, env_ids: Sequence[int]) -> list[int]:
+        ids = [int(i) for i in env_ids]
+        if unknown := [i for i in ids if not 0 <= i < self.num_envs]:
+            raise ValueError(f"env_ids {unknown} are not environments: use 0 to {self.num_envs - 1}")
+        return ids
 
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Env calls it action
         self, actions: Any
@@ -175,9 +236,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
             ValueError: an action is not in ``single_action_space``, or there is no environment with this index.
             gymnasium.error.AlreadyPendingCallError: an environment still works on its last action.
         """
-        ids = [int(i) for i in env_ids]
-        if unknown := [i for i in ids if not 0 <= i < self.num_envs]:
-            raise ValueError(f"env_ids {unknown} are not environments: use 0 to {self.num_envs - 1}")
+        ids = self._checked_ids(env_ids)
         self._send(one_action_each(actions, ids, self.single_action_space), ids)
 
     def _send(self, actions: Sequence[Any], ids: Sequence[int]) -> None:
@@ -266,6 +325,7 @@ class TaskVectorEnv(gym.Env[Any, Any], VectorEnv[Any, Any, np.ndarray]):
         """The part of :meth:`close_extras` that runs on the loop."""
         try:
             await asyncio.gather(*(runner.close() for runner in self._runners))
+            await self._snapshots.aclose()
         finally:
             await self._factory.aclose()
 

@@ -126,6 +126,25 @@ class SandboxEnv:
         """The tools of the task."""
         return self._attempt.tools
 
+    # -- for environments whose episodes can be restored in a fork
+
+    @property
+    def forks(self) -> bool:
+        """Whether :meth:`save` and :meth:`load` carry all that a fork of the sandbox's files does not.
+
+        False: ``env.restore`` repeats the actions of the episode in a new sandbox instead.
+        """
+        return False
+
+    async def save(self, sandbox: Sandbox) -> Any:
+        """Return the state of this object and of its shells. Called between two actions, while no program runs.
+
+        Raise :class:`~clawgym.errors.SandboxError` for a state that cannot be saved.
+        """
+
+    async def load(self, sandbox: Sandbox, state: Any) -> None:
+        """Set a state of :meth:`save`. Called instead of :meth:`open`, in a fork of the sandbox's files."""
+
     # -- for environments with special tasks or sandboxes
 
     def check(self, task: Task) -> None:

@@ -29,8 +29,9 @@ from clawgym.agents.protocol import AgentArtifacts, AgentContext, AgentReport
 from clawgym.envs._policy_engine import ModelRequest, PolicyEngine, RequestQueue
 from clawgym.envs._replies import deltas_of, parser_of, reply_of
 from clawgym.envs._runner import StepResult, ending
+from clawgym.envs._snapshots import Method, SavedEpisode
 from clawgym.envs.spaces import AssistantText, openclaw_observation_space
-from clawgym.errors import ClawGymError
+from clawgym.errors import ClawGymError, SnapshotRefused
 from clawgym.gateway.server import Gateway
 from clawgym.gateway.tool_calls import CallParser
 from clawgym.pool import EpisodeEnd, Pool
@@ -169,6 +170,16 @@ class OpenClawEpisodeRunner:
             "step": _count(self._steps),
             "remaining_steps": _count(max(0, self._max_steps - self._steps)),
         }
+
+    async def snapshot(self, method: Method | None) -> SavedEpisode:
+        """Refuse: OpenClaw is a running program, and its requests hold times and random ids."""
+        raise SnapshotRefused("OpenClaw is a running program, which cannot be saved: use ClawGym/swe-v0 or terminal-v0")
+
+    async def restore(self, saved: SavedEpisode) -> tuple[dict[str, Any], dict[str, Any]]:
+        raise SnapshotRefused("an episode of OpenClaw cannot be restored: reset() the environment")
+
+    async def drop(self, saved: SavedEpisode) -> None:
+        """Do nothing: there are no snapshots."""
 
     def discard(self) -> None:
         """See :class:`~clawgym.envs._runner.EpisodeRunner`."""

@@ -12,6 +12,7 @@ from clawgym.errors import SandboxDied, SandboxError
 from clawgym.records import Observation, ToolCall
 from clawgym.registry import envs
 from clawgym.sandbox import Sandbox
+from clawgym.sandbox.shell_state import ShellState, restored_shell, saved_shell
 
 __all__ = ["SUBMIT", "TerminalEnv"]
 
@@ -62,6 +63,16 @@ class TerminalEnv(SandboxEnv):
             seen = self._see(f"[error: {error}]", 1, self.task.workspace)
         self.record("", (call,), (Observation(seen["output"], call.id),))
         return seen
+
+    @property
+    def forks(self) -> bool:
+        return True
+
+    async def save(self, sandbox: Sandbox) -> ShellState:
+        return await saved_shell(self._shell)
+
+    async def load(self, sandbox: Sandbox, state: ShellState) -> None:
+        self._shell = await restored_shell(sandbox, state)
 
     def render(self, observation: Any) -> str:
         return observation["output"]

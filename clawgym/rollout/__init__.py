@@ -11,7 +11,7 @@ from typing import Protocol
 
 from clawgym.agents.protocol import Agent, AgentContext, ResidentAgent
 from clawgym.errors import EngineError, InfraError, TaskError
-from clawgym.rollout.attempt import Attempt, Stop, fault_of, transcript_payload
+from clawgym.rollout.attempt import Attempt, SavedAttempt, Stop, fault_of, transcript_payload
 from clawgym.rollout.request import Ended, EpisodeRequest, RewardName, reward_of
 from clawgym.sandbox.protocol import Backend
 
@@ -21,6 +21,7 @@ __all__ = [
     "EpisodeRequest",
     "Graded",
     "RewardName",
+    "SavedAttempt",
     "Stop",
     "fault_of",
     "reward_of",

@@ -30,15 +30,16 @@ from clawgym.errors import (
     SandboxDied,
     SandboxError,
     SandboxUnavailable,
+    SnapshotRefused,
     TaskError,
     TreeTooLarge,
     UnsupportedTask,
     traceback_of,
 )
 from clawgym.offload import offloaded
-from clawgym.records import Episode, Fault, GradingMode, Outcome, Phase, Step, Turn, Usage, User, VerifierResult
+from clawgym.records import Episode, Fault, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, User, VerifierResult
 from clawgym.registry import users
-from clawgym.rollout.milestones import Milestones, can_measure
+from clawgym.rollout.milestones import Milestones, MilestonesState, can_measure
 from clawgym.rollout.request import Ended, EpisodeRequest, reward_of
 from clawgym.rollout.shown import WatchedAttempt
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
@@ -47,7 +48,7 @@ from clawgym.verifiers.diff import DIFF_FILE, submission_diff
 from clawgym.verifiers.grading import Subject, empty_archive, grade
 from clawgym.verifiers.scores import plain_mean
 
-__all__ = ["Attempt", "Stop", "fault_of", "transcript_payload"]
+__all__ = ["Attempt", "SavedAttempt", "Stop", "fault_of", "transcript_payload"]
 
 _MAX_WORKSPACE = 256 * 2**20
 _TRANSFER_SECONDS = 120.0
@@ -90,6 +91,22 @@ class Stop:
     """The whole message of an infrastructure error, or the traceback of the agent's exception."""
     fault: Fault | None = None
     """Where an infrastructure error came from."""
+
+
+@dataclass(frozen=True)
+class SavedAttempt:
+    """The state of an attempt (:meth:`Attempt.save`), from which any number of attempts can continue."""
+
+    task: Task
+    """The task, with all files in memory."""
+    snapshot: Snapshot | None
+    """The files of the agent's sandbox, if they were asked for."""
+    steps: tuple[Step, ...]
+    turns: tuple[Turn, ...]
+    usage: Usage
+    final_message: str
+    seconds: Mapping[str, float]
+    milestones: MilestonesState | None
 
 
 class Attempt:
@@ -197,8 +214,31 @@ class Attempt:
         finally:
             self.seconds[phase.value] = self.seconds.get(phase.value, 0.0) + time.monotonic() - started
 
-    async def open(self) -> None:
+    async def save(self, *, files: bool) -> SavedAttempt:
+        """Save the state of this attempt, which continues. ``files``: with a snapshot of the agent's sandbox.
+
+        The caller drops the snapshot. Not saved: running programs, and what ``tools`` hold.
+
+        Raises:
+            SandboxError: the files cannot be copied.
+        """
+        if self.resident is not None:
+            raise SnapshotRefused(f"agent {self.agent!r} is a running program, which cannot be saved: use tool-loop")
+        return SavedAttempt(
+            task=self.task,
+            snapshot=await self.sandbox.snapshot() if files else None,
+            steps=tuple(self.steps),
+            turns=tuple(self.turns),
+            usage=self.usage,
+            final_message=self.final_message,
+            seconds=dict(self.seconds),
+            milestones=None if self._milestones is None else await self._milestones.save(),
+        )
+
+    async def open(self, saved: SavedAttempt | None = None) -> None:
         """Create the sandbox, copy the inputs into it, start the tools.
+
+        With ``saved``, continue from there: in a fork of its snapshot, or without one in a sandbox as at the start.
 
         Raises:
             InfraError: set-up failed, or its time budget is used up.
@@ -209,23 +249,32 @@ class Attempt:
         try:
             async with self.phase(Phase.SETUP):
                 # Nothing is read from the task's folder after this, so the hashed files are the graded ones.
-                task = self.task = await asyncio.to_thread(task.frozen)
+                task = self.task = saved.task if saved else await asyncio.to_thread(task.frozen)
                 spec = sandbox_spec(task)
                 await self.backend.probe()
-                if self.resident is None:
+                if saved is not None and saved.snapshot is not None:
+                    self._sandbox = await self.backend.fork(saved.snapshot)
+                elif self.resident is None:
                     self._sandbox = await self.backend.create(spec)
             if self.resident is not None:  # outside the budget: programs wait for each other to start
                 started = time.monotonic()
                 self._sandbox = await self.resident.open_sandbox(self.backend, spec)
                 self.seconds["boot"] = time.monotonic() - started
             async with self.phase(Phase.SETUP):
-                if task.inputs:
+                if task.inputs and (saved is None or saved.snapshot is None):
                     await self.sandbox.put(task.inputs, task.workspace)
                 self._tools = await open_tools(task, self.sandbox, self.backend)
                 if self.request.milestones and can_measure(task):
                     self._milestones = Milestones(task, self.sandbox, self.backend, self.request.grades)
-                    await self._milestones.take()
+                    if saved is not None and saved.milestones is not None:
+                        self._milestones.load(saved.milestones)
+                    else:
+                        await self._milestones.take()
                     self._tools = self._milestones.measured(self._tools)
+            if saved is not None:
+                self.steps[:] = saved.steps
+                self.turns[:] = saved.turns
+                self.usage, self.final_message, self.seconds = saved.usage, saved.final_message, dict(saved.seconds)
             self._watched = WatchedAttempt(task, self.agent, self.steps, self._tools)  # live holds it weakly
             self._live = live.add(self._watched)
         except TimeoutError:

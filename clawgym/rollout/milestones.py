@@ -19,10 +19,14 @@ from clawgym.tools.protocol import Tools, ignore
 from clawgym.verifiers.grading import Subject, progress
 from clawgym.verifiers.reuse import Grades, is_pure
 
-__all__ = ["Milestones", "can_measure"]
+__all__ = ["Milestones", "MilestonesState", "can_measure"]
 
 _LARGEST = 32 * 2**20
 """Bytes of a workspace; a larger one is not measured."""
+
+
+MilestonesState = tuple[dict[str, "asyncio.Task[float | None]"], tuple["asyncio.Task[float | None]", ...]]
+"""Finished measurements: by workspace, and in the order of the turns."""
 
 
 def can_measure(task: Task) -> bool:
@@ -77,6 +81,16 @@ class Milestones:
             return first is not None and first != await progress(self._task, final, self._backend)
         except (InfraError, SandboxError):
             return False
+
+    async def save(self) -> MilestonesState:
+        """Wait for the measurements so far, and return them."""
+        await asyncio.gather(*self._points)
+        return dict(self._known), tuple(self._points)
+
+    def load(self, state: MilestonesState) -> None:
+        """Continue after the measurements of :meth:`save`."""
+        known, points = state
+        self._known, self._points = dict(known), list(points)
 
     async def aclose(self) -> None:
         """End all measurements."""

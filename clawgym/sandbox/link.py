@@ -35,6 +35,7 @@ __all__ = ["PORT", "PRISTINE", "GuestLink", "LinkShell", "as_text", "close_late"
 
 _HEADER = struct.Struct(">IBI")
 PORT = struct.Struct(">H")
+_PROGRAMS, _PROGRAM_BYTES = struct.Struct(">I"), 16_384
 _ENTRY, _RUN, _DONE = struct.Struct(">II"), struct.Struct(">dI8s"), struct.Struct(">IBQd")
 _CHUNK = 1 << 18
 _MAX_FRAME = 1 << 20
@@ -431,6 +432,10 @@ class GuestLink:
     async def _connect(self, port: int) -> socket.socket:
         """Make the socket of :meth:`~clawgym.sandbox.protocol.Sandbox.connect`."""
         raise NotImplementedError
+
+    async def programs(self) -> tuple[str, ...]:
+        done = await self.request("P", self._channel(), _PROGRAMS.pack(_PROGRAM_BYTES), 20.0, _PROGRAM_BYTES)
+        return tuple(done.text.splitlines())
 
     async def put(self, files: Iterable[TaskFile], dest: str) -> None:
         files = tuple(files)

@@ -233,6 +233,17 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def programs(self) -> tuple[str, ...]:
+        """List the names of running programs, without the sandbox's own process 1 and shells that wait for a command.
+
+        A fork of a snapshot does not have them. The names are hostile: show them escaped.
+
+        Raises:
+            SandboxDied: the sandbox ended.
+            SandboxError: the sandbox is closed.
+        """
+        ...
+
     async def put(self, files: Iterable[TaskFile], dest: str) -> None:
         """Write files below the absolute folder ``dest``. Creates folders and replaces existing files.
 

@@ -11,6 +11,7 @@ from typing import Any
 from clawgym.errors import SandboxDied, SandboxError
 from clawgym.records import Limits, Observation, TaskFile, ToolCall
 from clawgym.sandbox.protocol import ExecResult, Sandbox, Shell
+from clawgym.sandbox.shell_state import ShellState, restored_shell, saved_shell
 from clawgym.tools._arguments import BadCall, checked
 from clawgym.tools.protocol import SUBMIT_TOOL, CallRefused, clipped, function, ignore
 
@@ -103,6 +104,14 @@ class ShellTools:
 
     async def aclose(self) -> None:
         """Do nothing: the shell ends with the sandbox."""
+
+    async def save(self) -> ShellState | None:
+        """The state of the shell, None before its first command. Raises as :func:`saved_shell` does."""
+        return None if self._shell is None else await saved_shell(self._shell)
+
+    async def load(self, state: ShellState | None) -> None:
+        """Start the shell with a state of :meth:`save`. Raises as :func:`restored_shell` does."""
+        self._shell = None if state is None else await restored_shell(self._sandbox, state)
 
     async def _run(self, call: ToolCall, timeout: float | None) -> str:
         given = _readable(call.name, checked(call, _SCHEMAS))

@@ -32,6 +32,17 @@ async def test_shell_keeps_its_state(shared: Sandbox) -> None:
     await shell.close()
 
 
+async def test_programs_are_those_that_a_fork_would_not_have(backend: Backend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    one, two = await sandbox.shell(), await sandbox.shell()
+    assert await sandbox.programs() == ()
+    await one.run("sleep 60 & setsid sleep 60 & (exec -a renamed sleep 60) & sleep 0")
+    assert await sandbox.programs() == ("sleep",) * 3
+    await two.run("sleep 0 & exec 3</dev/null")
+    assert await sandbox.programs() == ("sleep",) * 3
+    await sandbox.close()
+
+
 async def test_shell_reports_the_last_status(shared: Sandbox) -> None:
     shell = await shared.shell()
     assert (await shell.run("(exit 9)")).exit_code == 9

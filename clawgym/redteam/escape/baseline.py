@@ -156,6 +156,9 @@ class _WeakSandbox:
         for pid in list(self._running):
             self._kill(pid)
 
+    async def programs(self) -> tuple[str, ...]:
+        raise SandboxError("a baseline does not know its programs: use a backend")
+
     async def snapshot(self) -> Snapshot:
         raise SandboxError("a baseline has no snapshots: use a backend")
 

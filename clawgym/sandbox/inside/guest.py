@@ -10,7 +10,7 @@ Frames, in both directions: ``>IBI`` (payload length, op, channel) and the paylo
 host -> guest   X exec {argv,cwd,env,timeout,cap,stdin,split}   I input bytes   E end of input
                 S shell {pty,cwd,env}   R run (RUN and the command)   K kill and forget the channel
                 W files (entries)   w end of files   N make a socket (PORT: listening there; 0: a new one),
-                which is sent with the answer
+                which is sent with the answer   P programs, which are sent as output
 guest -> host   H hello {pid}   O output bytes   L stderr bytes   D done (DONE and the working folder)
                 F failed {error,cause}
 """
@@ -38,6 +38,7 @@ RUN = Struct(">dI8s")  # timeout, cap, nonce
 DONE = Struct(">IBQd")  # exit code, flags (1 timed out, 2 restarted), bytes left out, seconds
 ENTRY = Struct(">II")  # in W: length of the JSON, length of the content
 PORT = Struct(">H")
+PROGRAMS = Struct(">I")  # most bytes of the answer
 KILL_ROUNDS = 20  # a fork bomb must not keep this process busy
 CLEAR_SECONDS = 10.0  # time limit to remove a tree that is in the way of a file
 PROC = -1  # descriptor of /proc, of the host's where the sandbox has none; this process alone has it
@@ -427,6 +428,19 @@ def belongs(name):
         return False
 
 
+def programs():
+    """The names of the running programs but this process and its shells that wait for a command."""
+    waiting = {job.pid for job in jobs.values() if job.shell is not None and job.buffer is None}
+    waiting |= {1, os.getpid()}
+    names = []
+    for pid in processes():
+        if pid not in waiting:
+            head, _, tail = look(f"{pid}/stat").rpartition(b") ")
+            if tail[:1] not in (b"", b"Z", b"X"):
+                names.append(head.partition(b"(")[2].replace(b"\n", b" "))
+    return names
+
+
 def with_offspring(roots, running, spared=()):
     """``roots`` and all their descendants, without those in ``spared``."""
     found = set(roots).difference(spared)
@@ -680,6 +694,12 @@ def handle(op, channel, payload):
             end_put(channel)
         elif op == "N":
             give_socket(channel, PORT.unpack(payload)[0])
+        elif op == "P":
+            cap = PROGRAMS.unpack(payload)[0]
+            names = b"\n".join(programs())[:cap]
+            if names:
+                send("O", channel, names)
+            send("D", channel, DONE.pack(0, 0, 0, 0.0))
     except OSError as error:
         cause = "pids" if error.errno in (errno.EAGAIN, errno.ENOMEM) else "exec"
         job = jobs.get(channel)

@@ -65,6 +65,7 @@ class _Copy(Visitor):
             target = os.readlink(name, dir_fd=folder)
             self._room.name(len(os.fsencode(target)))
             os.symlink(target, name, dir_fd=into)
+            os.utime(name, ns=(info.st_atime_ns, info.st_mtime_ns), dir_fd=into, follow_symlinks=False)
         elif stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:  # a whiteout, which needs no privilege to make
             os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=into)
         elif stat.S_ISFIFO(info.st_mode):

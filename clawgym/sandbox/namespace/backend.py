@@ -43,6 +43,8 @@ from clawgym.sandbox.protocol import Isolation, Sandbox, SandboxSpec, Snapshot
 __all__ = ["NamespaceBackend"]
 
 _MiB = 2**20
+_DEEPEST = 200
+"""Most saved layers below a fork; the kernel mounts at most 500."""
 
 
 class NamespaceSandbox(LocalSandbox):
@@ -101,6 +103,10 @@ class NamespaceSandbox(LocalSandbox):
                     os.close(fd)
 
     async def snapshot(self) -> Snapshot:
+        if len(self.below) >= _DEEPEST:
+            raise SandboxError(
+                f"this sandbox lies on {_DEEPEST} snapshots, each forked from the one before: begin from a new sandbox"
+            )
         async with self._still():
             layer = await offloaded(self._backend.save_layer, self)
         return self._backend.register_snapshot(self, layer)

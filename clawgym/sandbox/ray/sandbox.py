@@ -107,6 +107,9 @@ class RaySandbox:
         more: dict[str, Any] = {"cwd": cwd, "env": env, "stdin": stdin, "timeout": timeout}
         return await self._ask("exec", list(argv), **more, max_output=max_output, stdout_only=stdout_only)
 
+    async def programs(self) -> tuple[str, ...]:
+        return await self._ask("programs")
+
     async def put(self, files: Iterable[TaskFile], dest: str) -> None:
         self.alive()
         await self._ask("put", await asyncio.to_thread(held, files), dest)
