@@ -61,12 +61,14 @@ TOOLS: Mapping[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "openclaw": ("exec", lambda command: {"command": command}),
     "opencode": ("bash", lambda command: {"command": command, "description": "Work"}),
     "pi": ("bash", lambda command: {"command": command}),
+    "terminus": ("", lambda command: {}),
     "qwen-code": (
         "run_shell_command",
         lambda command: {"command": command, "is_background": False, "description": "Work"},
     ),
 }
-"""Agent -> the name of its shell tool, and the arguments that run a command. Aider has none: it edits files."""
+"""Agent -> the name of its shell tool, and the arguments that run a command. Aider has none: it edits files; Terminus
+types what the model's JSON says."""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 LIES = ("bad JSON", "unknown tool", "empty", "never stops")
 
@@ -77,16 +79,30 @@ def call(name: str, arguments: Any) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {body}}}\n</tool_call>'
 
 
+def act(agent: str, command: str) -> str:
+    """A reply that runs a command."""
+    if agent == "terminus":
+        return typed(f"{command}\n")
+    tool, arguments = TOOLS[agent]
+    return call(tool, arguments(command)) if tool else "I go on."
+
+
+def typed(keystrokes: str, *, done: bool = False) -> str:
+    """A reply to Terminus."""
+    commands = [{"keystrokes": keystrokes, "duration": 3.0}] if keystrokes else []
+    return json.dumps({"analysis": "I work.", "plan": "Work.", "commands": commands, "task_complete": done})
+
+
 def solution_command(task: Task) -> str:
     """One command that unpacks and runs the reference solution in the working folder."""
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:xz") as tar:
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for file in task.solution:
             entry = tarfile.TarInfo(file.path)
             entry.size = len(file.read())
             tar.addfile(entry, io.BytesIO(file.read()))
     text = base64.b64encode(packed.getvalue()).decode()
-    return f"mkdir /tmp/s && echo {text} | base64 -d | tar xJ -C /tmp/s && bash /tmp/s/solve.sh; rm -rf /tmp/s"
+    return f"mkdir /tmp/s && echo {text} | base64 -d | tar xz -C /tmp/s && bash /tmp/s/solve.sh"
 
 
 def written(task: Task) -> dict[str, str]:
@@ -111,10 +127,10 @@ def chosen(pack: str, count: int) -> list[Task]:
     for task in clawgym.load(pack).tasks:
         kind = task.id.rpartition("-")[0]
         try:
-            size = sum(map(len, written(task).values())) + len(solution_command(task))
+            size = sum(map(len, written(task).values()))
         except (UnicodeDecodeError, subprocess.TimeoutExpired):
             continue
-        if size < kinds.get(kind, (20_000, task))[0]:
+        if len(solution_command(task)) < 8_000 and size < kinds.get(kind, (size + 1, task))[0]:
             kinds[kind] = (size, task)
     return [task for _, task in sorted(kinds.values(), key=lambda found: found[0])[:count]]
 
@@ -128,24 +144,26 @@ class Script:
     lie: str | None = None
 
     def say(self, prompt: str, n: int) -> str:
-        tool, arguments = TOOLS[self.agent]
+        tool, _ = TOOLS[self.agent]
         match self.lie:
             case "bad JSON" if n == 0:
-                return call(tool or "x", '{"command": "echo a')
+                return typed("ls")[:-9] if self.agent == "terminus" else call(tool or "x", '{"command": "echo a')
             case "unknown tool" if n == 0:
                 return call("no_such_tool", {"x": 1})
             case "empty" if n == 0:
                 return ""
             case "never stops":
-                return call(tool, arguments("true")) if tool else "I go on."
+                return act(self.agent, "true")
         task = self._task(prompt)
         if task is None:
             return "A short title."
-        if not tool:
+        n -= self.lie is not None
+        if self.agent == "aider":
             return "\n\n".join(f"{name}\n```\n{text}```" for name, text in written(task).items())
         steps = ["ls -a", solution_command(task), *([SUBMIT] if self.agent == "mini-swe-agent" else [])]
-        n -= self.lie is not None
-        return call(tool, arguments(steps[n])) if 0 <= n < len(steps) else "It is done."
+        if n < len(steps):
+            return act(self.agent, steps[max(n, 0)])
+        return typed("", done=True) if self.agent == "terminus" else "It is done."
 
     def _task(self, prompt: str) -> Task | None:
         text = " ".join(prompt.split())

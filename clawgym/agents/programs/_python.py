@@ -29,7 +29,7 @@ _START = """#!/bin/sh
 here=${0%/*}
 LD_LIBRARY_PATH="$here/lib" exec "$here/bin/python3" -I -B "$here/start.py" "$@"
 """
-_START_PY = '''"""Start a module of the folder `packages` as a program: start.py MODULE ARGUMENT ...
+_START_PY = '''"""Start a module of the folder `packages`, or a file that uses it: start.py MODULE|FILE ARGUMENT ...
 
 Commands that the program runs see nothing of this Python: neither its libraries nor its packages are in the
 environment.
@@ -44,7 +44,10 @@ os.environ.pop("LD_LIBRARY_PATH", None)
 site.addsitedir(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "packages"))
 module = sys.argv[1]
 sys.argv[:] = [module, *sys.argv[2:]]
-runpy.run_module(module, run_name="__main__", alter_sys=True)
+if module.endswith(".py"):
+    runpy.run_path(module, run_name="__main__")
+else:
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 '''
 _LINES = 12  # of pip's output that an error message shows
 
