@@ -10,7 +10,7 @@ WORKERS ?= 4
 # Hundreds of Pythons begin here: each would compile the library, and every worker all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check gpu lint lock unit properties openclaw site screenshots soak system clean
+.PHONY: demo test check gpu lint lock unit properties openclaw agents site screenshots soak system clean
 
 demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
@@ -65,14 +65,20 @@ screenshots: $(VENV)/.installed
 	$(BIN)/python docs/screenshots.py
 
 openclaw: $(VENV)/.installed
-	@test "$$(uname)" != Linux || $(BIN)/clawgym openclaw install
+	@test "$$(uname)" != Linux || $(BIN)/clawgym agents install openclaw
+
+# Other agent programs (AGENTS), and their tests with a scripted model.
+AGENTS ?= aider claude-code codex gemini-cli mini-swe-agent opencode qwen-code terminus
+agents: $(VENV)/.installed
+	for name in $(AGENTS); do $(BIN)/clawgym agents install $$name || exit 1; done
+	$(BIN)/pytest -m agents -n 2 --timeout 600
 
 # tests/conftest.py lists the tests of `make check`, and those that are tried once more where they fail (SLOW_MACHINE).
 # Those marked `alone` would slow the others down: they run afterwards, one at a time.
 PARALLEL = $(BIN)/pytest --max-suite-reruns 12 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 unit: $(VENV)/.installed
-	$(PARALLEL) --hypothesis-profile=quick -m "not check and not alone"
+	$(PARALLEL) --hypothesis-profile=quick -m "not check and not alone and not agents"
 
 # The property tests of `make test` again, with all their examples.
 properties: $(VENV)/.installed

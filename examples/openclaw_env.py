@@ -1,6 +1,6 @@
 """OpenClaw, inside out: an unmodified OpenClaw works on a task, and what answers its model requests is this policy.
 
-python examples/openclaw_env.py     (after: clawgym openclaw install)
+python examples/openclaw_env.py     (after: clawgym agents install openclaw)
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
-from clawgym.agents.openclaw.install import Installation, installed
+from clawgym.agents.openclaw.install import installed
+from clawgym.agents.programs.install import Installation
 from clawgym.errors import AgentError, SandboxUnavailable
 from clawgym.sandbox import Backend
 from clawgym.sandbox import backend as make_backend
@@ -38,6 +39,7 @@ CHECK = (
     "agents/openclaw/test_image.py",
     "agents/openclaw/test_install.py",
     "agents/openclaw/test_real_tasks.py",
+    "agents/programs/test_install_programs.py::test_python_",
     "cli/test_cli.py::test_demo_ranks_three_agents_and_trains_a_model",
     "cli/test_openclaw.py",
     "cli/test_runs_verify.py",
@@ -130,8 +132,14 @@ def belongs_to_check(item: pytest.Item) -> bool:
     return name.startswith(CHECK) or bool(fixtures) or other
 
 
+AGENTS = "agents/programs/test_programs.py"
+"""Tests of installed agent programs, which `make agents` runs alone: they take gigabytes and minutes."""
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if belongs_to_check(item):
+    if item.nodeid.removeprefix("tests/").startswith(AGENTS):
+        item.add_marker(pytest.mark.agents)
+    elif belongs_to_check(item):
         item.add_marker(pytest.mark.check)
 
 

@@ -27,7 +27,7 @@ LACKS: Mapping[str, re.Pattern[str]] = {
         "ray": r"^ray: |could not import 'ray'",
         "root": r"needs root,? (for a uid|to mount)|need root|copies belong to root",
         "ordinary-user": r"another user may run|may use this engine",
-        "openclaw": r"clawgym openclaw install|OpenClaw is not installed|npm registry",
+        "openclaw": r"clawgym agents install openclaw|OpenClaw is not installed|npm registry",
         "desktop": r"no (Xvfb|desktops|openbox|chromium|xfwrite)|Xvfb or",
         "postgres": r"PostgreSQL",
         "packages": r"python3-(yaml|cryptography|pip)|package index|no apt|has no pip",

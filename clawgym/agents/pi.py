@@ -18,7 +18,8 @@ from typing import Any
 from clawgym.agents.blackbox.loopback import SUPPORT_FOLDER, node_options, preload
 from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
 from clawgym.agents.openclaw.config import model_provider
-from clawgym.agents.openclaw.install import DEFAULT_VERSION, Installation, installed
+from clawgym.agents.openclaw.install import DEFAULT_VERSION, installed
+from clawgym.agents.programs.install import Installation
 from clawgym.errors import AgentError
 from clawgym.records import TaskFile
 from clawgym.registry import agents
@@ -87,9 +88,7 @@ class Pi:
         link = ModelLink("", "")
         config = [_models(link), _settings(link), _ARGUMENTS, _ENV]
         return {
-            "openclaw": self.installation.version,
-            "node": self.installation.node_version,
-            "installation_sha256": self.installation.digest,
+            **self.installation.identity(),
             "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         }
 

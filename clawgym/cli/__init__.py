@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from clawgym.cli import images, leaderboard, openclaw, pool, push, redteam, runs, serve, tasks
+from clawgym.cli import agents, images, leaderboard, openclaw, pool, push, redteam, runs, serve, tasks
 from clawgym.cli.demo import demo
 from clawgym.cli.doctor import doctor
 from clawgym.cli.eval import eval_command
@@ -35,6 +35,7 @@ app.add_typer(pool.app, name="pool")
 app.command("list")(list_command)
 app.add_typer(leaderboard.app, name="leaderboard")
 app.add_typer(push.app, name="push")
+app.add_typer(agents.app, name="agents")
 app.add_typer(openclaw.app, name="openclaw")
 app.add_typer(images.app, name="images")
 app.command("doctor")(doctor)

@@ -167,8 +167,8 @@ def _openclaw() -> Diagnosis:
     except ClawGymError as error:
         text, _, mend = str(error).rpartition(": ")
         return Diagnosis("OpenClaw", False, text, mend)
-    compare = "`clawgym openclaw install --check` compares every file"
-    return Diagnosis("OpenClaw", True, f"{copy.version} on Node {copy.node_version}; {compare}")
+    compare = "`clawgym agents install openclaw --check` compares every file"
+    return Diagnosis("OpenClaw", True, f"{copy.version} on Node {copy.runtime}; {compare}")
 
 
 def _desktops() -> Diagnosis:

@@ -199,8 +199,8 @@ class OpenClawRunnerFactory:
     """An environment in which an unmodified OpenClaw works on the task, and actions are the replies of its model.
 
     Args:
-        version: the installed version of OpenClaw to use (``clawgym openclaw install``); by default the tested one, or
-            that of ``$OPENCLAW_ROOTFS``.
+        version: the installed version of OpenClaw to use (``clawgym agents install openclaw``); by default the tested
+            one, or that of ``$OPENCLAW_ROOTFS``.
         prompt: ``reference``, OpenClaw's default prompt, or ``slim``, with a third of the tokens.
         action_format: the format of actions: ``message``, or the name of a parser; see below.
         max_tokens: token limit of one reply, as OpenClaw is told; it is not enforced here.

@@ -173,7 +173,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 class Gateway:
-    """An OpenAI-compatible server between agents and one engine, which records every turn in a pool.
+    """A server for clients of OpenAI, Anthropic and Google between agents and one engine; records all turns in a pool.
 
     Use as ``async with``. The pool and the engine are not closed.
 
@@ -263,7 +263,7 @@ class Gateway:
         return await self._writer.run(work, self.pool)
 
     def base_url(self, session: SessionCredentials | str, address: Address | None = None) -> str:
-        """Return the ``base_url`` of a session for clients of OpenAI and Anthropic. Raises GatewayError before
+        """Return the ``base_url`` of a session for clients of OpenAI, Anthropic and Google. Raises GatewayError before
         :meth:`listen`."""
         address = address or self._address
         if address is None:
@@ -294,11 +294,14 @@ class Gateway:
         """Serve all dialects below the path ``root``, which ends with ``/v1``. Add other routes before: the last one
         answers everything else with 404."""
         router.add_get("/healthz", self._health)
-        # Anthropic's client adds /v1 to its base_url, OpenAI's does not: one base_url serves both.
-        for each in (root, f"{root}/v1"):
+        # Anthropic's client adds /v1 to its base_url, Google's /v1beta, OpenAI's nothing: one base_url serves all.
+        for each in (root, f"{root}/v1", f"{root}/v1beta"):
             router.add_get(f"{each}/models", _Models(self, admission).handle)
             for dialect in self.dialects.values():
                 router.add_post(f"{each}/{dialect.path}", _Endpoint(self, admission, dialect).handle)
+                if dialect.stream_path:
+                    streamed = _Endpoint(self, admission, dialect, streams=True)
+                    router.add_post(f"{each}/{dialect.stream_path}", streamed.handle)
                 if dialect.count_path:
                     router.add_post(f"{each}/{dialect.count_path}", _Count(self, admission, dialect).handle)
         router.add_route("*", "/{path:.*}", self._not_found)
@@ -321,7 +324,7 @@ def _dialects(names: Sequence[str] | None) -> dict[str, Dialect]:
     made: dict[str, Dialect] = {name: dialect() for name, dialect in chosen}
     by_path: dict[str, str] = {}
     for name, dialect in made.items():
-        for path in filter(None, (dialect.path, dialect.count_path)):
+        for path in filter(None, (dialect.path, dialect.stream_path, dialect.count_path)):
             if (other := by_path.setdefault(path, name)) != name:
                 raise GatewayError(
                     f"the dialects {other!r} and {name!r} both serve /v1/{path}: choose one of them (--dialect), or "
@@ -331,9 +334,11 @@ def _dialects(names: Sequence[str] | None) -> dict[str, Dialect]:
 
 
 def secret_of(request: web.Request) -> str:
-    """Return the secret of a request, from the header of OpenAI's or Anthropic's clients."""
+    """Return the secret of a request, from the header of OpenAI's, Anthropic's or Google's clients."""
     kind, _, value = request.headers.get("Authorization", "").partition(" ")
-    return value.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+    if kind.lower() == "bearer":
+        return value.strip()
+    return request.headers.get("x-api-key") or request.headers.get("x-goog-api-key", "")
 
 
 def answer_error(dialect: Dialect, failure: ApiFailure) -> web.Response:
@@ -464,10 +469,11 @@ class _Models:
 class _Endpoint:
     """The endpoint of one dialect."""
 
-    def __init__(self, gateway: Gateway, admission: Admission, dialect: Dialect) -> None:
+    def __init__(self, gateway: Gateway, admission: Admission, dialect: Dialect, *, streams: bool = False) -> None:
         self._gateway = gateway
         self._admission = admission
         self._dialect = dialect
+        self._streams = streams
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -492,7 +498,7 @@ class _Endpoint:
     ) -> web.StreamResponse:
         gateway, dialect = self._gateway, self._dialect
         deltas = gateway.core.answer(session, call)
-        if body.get("stream"):
+        if self._streams or body.get("stream"):
             events = dialect.events(deltas, call, body)
             return await send_events(
                 request, events, lambda e: dialect.error_event(_failure(e)), comment=dialect.comment

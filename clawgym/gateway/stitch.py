@@ -8,7 +8,9 @@ which sampled ids are meant:
 * ``spacing``: arguments are serialised differently (equal as JSON), or text is stripped at its ends;
 * ``alias``: a call has another tool name, with arguments equal as JSON;
 * ``repair``: sampled arguments that were not a JSON object have become one, under the same name;
-* ``reasoning``: the reasoning is left out.
+* ``reasoning``: the reasoning is left out;
+* ``context``: the user message with which OpenClaw 2026.9 ends each call, and which later calls do not have, is left
+  out. It stays in the stored ids, so the model goes on seeing it, as it sees its reasoning.
 
 Text as one string or in parts counts as the same. So does a user message with the line that OpenClaw (2026.4.1) puts
 before a sub-agent's report in the history. Any other difference opens a new branch, as does a history that fits stored
@@ -46,6 +48,9 @@ UNFINISHED = frozenset({"aborted", "error"})
 """Finish reasons of turns that cannot be continued: the agent disconnected, or the engine failed."""
 
 _ORIGIN = re.compile(r"\A\[Inter-session message\][^\n]*\n")
+_PASSING = re.compile(r"\A<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*\Z", re.DOTALL)
+_PASSING_KEY = b"passing"
+"""Start of the keys of messages that later calls may leave out."""
 
 Key = bytes
 """Digest of a message that is not a reply, invariant under the rewrites above."""
@@ -79,7 +84,8 @@ def message_keys(messages: Sequence[Message]) -> list[Key]:
             call_id = message["tool_call_id"]
             about.append(positions.get(call_id, call_id))
         text = json.dumps(about) if len(about) > 2 or not isinstance(content, str) else f"{role}\0{content}"
-        keys.append(hashlib.blake2b(text.encode(), digest_size=16).digest())
+        passing = role == "user" and isinstance(content, str) and _PASSING.match(content)
+        keys.append((_PASSING_KEY if passing else b"") + hashlib.blake2b(text.encode(), digest_size=16).digest())
     return keys
 
 
@@ -276,13 +282,19 @@ class Tree:
 
 
 def _continues(node: Node, before: Match, messages: Sequence[Message], keys: Sequence[Key]) -> Match | None:
-    start, reply_at = before.used, before.used + len(node.keys)
-    if len(messages) <= reply_at or messages[reply_at]["role"] != "assistant":
-        return None
-    if tuple(keys[start:reply_at]) != node.keys:
-        return None
-    for offset, given in enumerate(node.given):
-        if given is not None and given != messages[start + offset]:
-            return None
-    rewrites = same_reply(node.reply, messages[reply_at])
-    return None if rewrites is None else Match(node, reply_at + 1, before.rewrites | rewrites)
+    for left_out in (False, True):
+        kept = [n for n, key in enumerate(node.keys) if not (left_out and key.startswith(_PASSING_KEY))]
+        start, reply_at = before.used, before.used + len(kept)
+        if len(messages) <= reply_at or messages[reply_at]["role"] != "assistant":
+            continue
+        if list(keys[start:reply_at]) != [node.keys[n] for n in kept]:
+            continue
+        given = [node.given[n] for n in kept]
+        if any(one is not None and one != messages[start + offset] for offset, one in enumerate(given)):
+            continue
+        rewrites = same_reply(node.reply, messages[reply_at])
+        if rewrites is not None:
+            if left_out:
+                rewrites |= {"context"}
+            return Match(node, reply_at + 1, before.rewrites | rewrites)
+    return None

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from clawgym.agents.openclaw.install import Installation
 from clawgym.agents.pi import Pi
+from clawgym.agents.programs.install import Installation
 from clawgym.pool import sequences_of
 from clawgym.records import Outcome, TaskFile
 

@@ -1,4 +1,4 @@
-"""``clawgym openclaw``: what a person sees."""
+"""``clawgym agents install openclaw`` and ``clawgym openclaw image``: what a person sees."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from clawgym.agents.openclaw.install import TESTED, Installation, install
+from clawgym.agents.openclaw.install import TESTED, install
+from clawgym.agents.programs.install import Installation
 
 from ..agents.openclaw.images import entry, layer, oci_layout, openclaw_layer
 from ..agents.openclaw.releases import OFFLINE, make_release
 
-CLAWGYM = [str(Path(sys.executable).with_name("clawgym")), "openclaw"]
+CLAWGYM = str(Path(sys.executable).with_name("clawgym"))
 
 
 def clawgym(*words: object, **env: str) -> tuple[int, str, str]:
-    argv = [*CLAWGYM, *(str(word) for word in words)]
+    argv = [CLAWGYM, *(str(word) for word in words)]
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **OFFLINE, **env}, timeout=120)
     return done.returncode, done.stdout, done.stderr
 
@@ -32,33 +33,35 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
 
 
 def test_installed_copy_is_reported_and_checked(copy: Installation) -> None:
-    code, out, err = clawgym("install", "--check")
+    code, out, err = clawgym("agents", "install", "openclaw", "--check")
     assert (code, err) == (0, "comparing files\n")
-    assert out == (f"OpenClaw 2026.4.1 on Node {copy.node_version}, every file verified: {copy.folder}\n")
-    assert clawgym("install")[:2] == (0, out)
+    assert out == (f"OpenClaw 2026.4.1 on Node {copy.runtime}, every file verified: {copy.folder}\n")
+    assert clawgym("agents", "install", "openclaw")[:2] == (0, out)
     copy.entry.chmod(0o755)
     copy.entry.write_text("other")
-    code, out, err = clawgym("install", "--check")
+    code, out, err = clawgym("agents", "install", "openclaw", "--check")
     assert (code, out) == (2, "")
-    assert "node_modules/openclaw/openclaw.mjs: was changed): clawgym openclaw install\n" in err
+    assert "node_modules/openclaw/openclaw.mjs: was changed): clawgym agents install openclaw\n" in err
 
 
 def test_missing_installation_is_reported_with_the_command(tmp_path: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path)}
-    code, _, err = clawgym("install", "--check", **cache)
+    code, _, err = clawgym("agents", "install", "openclaw", "--check", **cache)
     assert code == 2
-    assert err.strip().endswith(f"is not installed ({tmp_path}/clawgym/openclaw/2026.4.1): clawgym openclaw install")
-    code, _, err = clawgym("install", "--version", "latest", **cache)
+    assert err.strip().endswith(
+        f"is not installed ({tmp_path}/clawgym/openclaw/2026.4.1): clawgym agents install openclaw"
+    )
+    code, _, err = clawgym("agents", "install", "openclaw", "--version", "latest", **cache)
     assert (code, err) == (2, "clawgym: OpenClaw version 'latest': give an exact one, such as 2026.4.1\n")
 
 
 def test_image_is_prepared_and_missing_parts_are_reported(tmp_path: Path) -> None:
     programs = [entry(f"usr/bin/{name}") for name in ("sh", "bash", "python3", "tar")]
     image = oci_layout(tmp_path / "image", [layer([*programs, entry("bin", link="usr/bin"), *openclaw_layer()])])
-    code, out, err = clawgym("image", image, tmp_path / "made")
+    code, out, err = clawgym("openclaw", "image", image, tmp_path / "made")
     assert (code, err) == (0, "layers\n")
     assert out == f"OpenClaw 1.2.3 (/usr/local/bin/node /app/openclaw.mjs) in the image {tmp_path}/made\n"
-    code, _, err = clawgym("image", tmp_path / "packages", "made", DOCKER_HOST="unix:///no.sock")
+    code, _, err = clawgym("openclaw", "image", tmp_path / "packages", "made", DOCKER_HOST="unix:///no.sock")
     assert code == 2
     assert "see `clawgym doctor`" in err
     assert sorted(os.listdir(tmp_path)) == ["image", "made"]

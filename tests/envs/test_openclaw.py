@@ -241,5 +241,5 @@ def test_random_policy_finishes_episodes(batch: TaskVectorEnv) -> None:
 def test_invalid_options_are_refused_at_construction(openclaw: Any) -> None:
     with pytest.raises(ValueError, match="action_format"):
         gym.make("ClawGym/openclaw-v0", tasks=TASKS, action_format="json")
-    with pytest.raises(AgentError, match="clawgym openclaw install"):
+    with pytest.raises(AgentError, match="clawgym agents install openclaw"):
         gym.make("ClawGym/openclaw-v0", tasks=TASKS, version="1.2.3")

@@ -12,11 +12,12 @@ from clawgym.engines.protocol import CallDelta, Delta
 from clawgym.errors import EngineError
 from clawgym.gateway.calls import Refusal, ReplyBuilder, chat_body
 from clawgym.gateway.dialects.chat import ChatDialect
+from clawgym.gateway.dialects.gemini import GeminiDialect
 from clawgym.gateway.dialects.messages import MessagesDialect
 from clawgym.gateway.dialects.responses import ResponsesDialect
 from clawgym.gateway.stitch import same_reply
 
-DIALECTS = (ChatDialect(), ResponsesDialect(), MessagesDialect())
+DIALECTS = (ChatDialect(), ResponsesDialect(), MessagesDialect(), GeminiDialect())
 WORDS = ["user", "assistant", "tool", "text", "output_text", "image", "function", "reasoning", "tool_use", "auto", "x"]
 leaves = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.sampled_from(WORDS)
 values = leaves | st.text() | st.lists(leaves, max_size=2) | st.dictionaries(st.sampled_from(WORDS), leaves, max_size=2)
@@ -91,9 +92,40 @@ BODIES = [
         "stop_sequences": ["x"],
         "max_tokens": 5,
     },
+    {
+        "contents": [
+            {"role": "user", "parts": [{"text": "a"}, {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}]},
+            {
+                "role": "model",
+                "parts": [
+                    {"text": "r", "thought": True},
+                    {"text": "a"},
+                    {"functionCall": {"id": "c", "name": "exec", "args": {}}},
+                ],
+            },
+            {"role": "user", "parts": [{"functionResponse": {"id": "c", "name": "exec", "response": {"output": "a"}}}]},
+        ],
+        "systemInstruction": {"parts": [{"text": "a"}]},
+        "tools": [{"functionDeclarations": [{"name": "exec", "parameters": {"type": "OBJECT", "required": ["x"]}}]}],
+        "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+        "generationConfig": {
+            "responseMimeType": "application/json",
+            "responseSchema": {"type": "OBJECT"},
+            "stopSequences": ["x"],
+            "maxOutputTokens": 5,
+            "topK": 3,
+            "thinkingConfig": {"includeThoughts": True},
+        },
+    },
 ]
 CASES = list(zip(DIALECTS, BODIES, strict=True))
-good = {"messages": [{"role": "user", "content": "a"}], "input": "a", "max_tokens": 5}
+good = {
+    "messages": [{"role": "user", "content": "a"}],
+    "input": "a",
+    "contents": [{"role": "user", "parts": [{"text": "a"}]}],
+    "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
+    "max_tokens": 5,
+}
 
 
 def places(value, path=()):
@@ -208,6 +240,12 @@ async def test_any_reply_is_complete_in_response_and_stream(kinds):
     assert texts == {"message": message["content"] or "", "reasoning": message.get("reasoning_content", "")}
     assert [i["arguments"] for i in output if i["type"] == "function_call"] == calls
 
+    whole = await DIALECTS[3].whole(said(deltas), DIALECTS[3].call(good, None), good)
+    parts = whole["candidates"][0]["content"]["parts"]
+    assert "".join(p["text"] for p in parts if p.get("thought")) == message.get("reasoning_content", "")
+    assert "".join(p["text"] for p in parts if "text" in p and "thought" not in p) == (message["content"] or "")
+    assert [p["functionCall"]["args"] for p in parts if "functionCall" in p] == [json.loads(c) for c in calls]
+
 
 @settings(max_examples=150, deadline=None)
 @given(pieces)
@@ -226,6 +264,10 @@ async def test_reply_sent_back_is_same_reply(kinds):
     again = DIALECTS[1].call({"input": [*ask, *output, *ask]}, None)
     assert [m["role"] for m in again.messages] == ["user", "assistant", "user"]
     assert same_reply(message, again.messages[1]) == frozenset()
+
+    shown = (await DIALECTS[3].whole(said(deltas), DIALECTS[3].call(good, None), good))["candidates"][0]["content"]
+    again = DIALECTS[3].call({"contents": [*good["contents"], shown, *good["contents"]]}, None)
+    assert same_reply(message, again.messages[1]) is not None
 
 
 @pytest.mark.parametrize("dialect", DIALECTS[1:])

@@ -8,7 +8,7 @@ import re
 import signal
 from pathlib import Path
 
-from clawgym.agents.openclaw.install import Installation
+from clawgym.agents.programs.install import Installation
 from clawgym.pool import sequences_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "openclaw.md"

@@ -218,8 +218,26 @@ async def test_subagent_report_in_history_continues_turn(make_gateway):
     assert [turn.parent for turn in setup.turns] == [None, 0, 1, 0]
 
 
-async def test_transient_user_message_opens_branch(make_gateway):
+async def test_internal_context_of_openclaw_continues_turn(make_gateway):
     """OpenClaw 2026.9.6 ends every call with a user message that the next call does not have."""
+    setup = await make_gateway("ok")
+    conversation = history(MAIN, TASK)
+    for n in range(3):
+        mark = "OPENCLAW_INTERNAL_CONTEXT>>>"
+        passing = {"role": "user", "content": f"<<<BEGIN_{mark}\nthe time is 10:0{n}\n<<<END_{mark}"}
+        await setup.chat([*conversation, passing], tools=TOOLS)
+        conversation += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
+    turns = setup.turns
+    assert [(turn.role, turn.parent) for turn in turns] == [("main", None), ("main", 0), ("main", 1)]
+    (sample,) = sequences_of(turns)
+    assert sample.ids == (*setup.engine.seen[2].prompt, *setup.engine.seen[2].sampled), "each reply saw what it saw"
+    assert setup.gateway.stats()["rewrites"] == {"context": 2}
+    conversation[1] = {"role": "user", "content": "Another task, which was never given."}
+    await setup.chat(conversation, tools=TOOLS)
+    assert setup.turns[3].parent is None
+
+
+async def test_other_transient_user_message_opens_branch(make_gateway):
     setup = await make_gateway("ok")
     ephemeral = {"role": "user", "content": "<<<BEGIN_CONTEXT>>> the time is 10:00 <<<END_CONTEXT>>>"}
     conversation = history(MAIN, TASK)

@@ -20,9 +20,9 @@ pytest.importorskip("torch")
 pytest.importorskip("peft")
 
 from clawgym.agents.blackbox.protocol import ModelLink
-from clawgym.agents.openclaw.install import Installation
 from clawgym.agents.openclaw.process import OpenClawProcess
 from clawgym.agents.openclaw.process import openclaw as running_openclaw
+from clawgym.agents.programs.install import Installation
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.online.config import ServiceFolder, load_service_config
 from clawgym.online.door import FEEDBACK

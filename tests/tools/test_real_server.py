@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clawgym.agents import OracleAgent
-from clawgym.agents.openclaw._npm import npm
-from clawgym.agents.openclaw.install import Installation
+from clawgym.agents.programs._npm import npm
+from clawgym.agents.programs.install import Installation
 from clawgym.errors import AgentError
 from clawgym.records import DEFAULT_WORKSPACE, Layer, Outcome, Task, TaskFile, ToolServer, VerifierSpec
 from clawgym.sandbox import Backend

@@ -18,7 +18,8 @@ from clawgym.agents.blackbox.loopback import SUPPORT_FOLDER, node_options, prelo
 from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
 from clawgym.agents.openclaw.config import ENV, Prompt, configuration
 from clawgym.agents.openclaw.image import Layout, inspect_image, rootfs_of_environment
-from clawgym.agents.openclaw.install import DEFAULT_VERSION, Installation, installed
+from clawgym.agents.openclaw.install import DEFAULT_VERSION, installed
+from clawgym.agents.programs.install import Installation
 from clawgym.errors import AgentError, InfraError, SandboxError
 from clawgym.records import TaskFile, packages_of
 from clawgym.registry import agents
@@ -45,7 +46,7 @@ class OpenClaw:
     """An unmodified OpenClaw that runs in the sandbox of each task (:class:`~clawgym.agents.blackbox.protocol.Claw`).
 
     Args:
-        version: the installed version to use; by default the one that ``clawgym openclaw install`` installs.
+        version: the installed version to use; by default the one that ``clawgym agents install openclaw`` installs.
         prompt: ``reference``, OpenClaw's default prompt, or ``slim``, a shorter one (docs/how-to/openclaw.md).
         image: a sandbox image that contains OpenClaw, instead of an installation; by default ``$OPENCLAW_ROOTFS``.
 
@@ -83,7 +84,7 @@ class OpenClaw:
         else:
             raise AgentError(
                 f"the task has image {image} of its own and cannot use the OpenClaw of image {self.image}: install "
-                "OpenClaw (`clawgym openclaw install`)"
+                "OpenClaw (`clawgym agents install openclaw`)"
             )
         return replace(
             spec,
@@ -145,7 +146,7 @@ class OpenClaw:
         config = self.config(ModelLink("", ""), "", "", 1)
         copy = self.installation
         return {
-            **({"image": self.image} if copy is None else {"node": copy.node_version, "sha256": copy.digest}),
+            **({"image": self.image} if copy is None else {"node": copy.runtime, "sha256": copy.digest}),
             "prompt": self.prompt,
             "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         }
@@ -190,7 +191,8 @@ class RunningOpenClaw:
             except ClawStopped:
                 pass
             if self._process.done():
-                raise InfraError(f"OpenClaw ended during its start ({self.why()}): run `clawgym openclaw install`")
+                why = self.why()
+                raise InfraError(f"OpenClaw ended during its start ({why}): run `clawgym agents install openclaw`")
             await asyncio.sleep(_POLL_SECONDS)
 
     async def ask(self, message: str, *, agent: str = "main") -> str:

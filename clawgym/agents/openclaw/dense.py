@@ -65,7 +65,7 @@ class DenseOpenClaw(OpenClaw):
     Implements :class:`~clawgym.agents.blackbox.sandboxes.SandboxSource`. Needs a sandbox backend with a loopback.
 
     Args:
-        version: the installed version to use; by default the one that ``clawgym openclaw install`` installs.
+        version: the installed version to use; by default the one that ``clawgym agents install openclaw`` installs.
         prompt: ``reference``, OpenClaw's default prompt, or ``slim``, a shorter one (docs/how-to/openclaw.md).
         max_tokens: token limit of one reply.
 

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clawgym.agents.openclaw import _tree
 from clawgym.agents.openclaw._unpack import Report, copy_rootfs, is_image, resolve, unpack
+from clawgym.agents.programs import _tree
 from clawgym.errors import AgentError, MissingDependency
 
 __all__ = [

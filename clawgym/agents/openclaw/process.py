@@ -19,9 +19,9 @@ from typing import Any
 import aiohttp
 
 from clawgym.agents.blackbox.protocol import ModelLink
-from clawgym.agents.openclaw._npm import dying_with_parent
 from clawgym.agents.openclaw.config import ENV, configuration
-from clawgym.agents.openclaw.install import Installation
+from clawgym.agents.programs._npm import dying_with_parent
+from clawgym.agents.programs.install import Installation
 
 __all__ = ["OpenClawProcess", "openclaw"]
 

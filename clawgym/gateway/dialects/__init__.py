@@ -36,6 +36,9 @@ class Dialect(Protocol):
 
     path: str
     """Path of the endpoint below ``/s/<session>/v1/``; unique among dialects."""
+    stream_path: str | None
+    """Path of an endpoint that takes the same bodies and always streams, or None: the field ``stream`` of a body then
+    says whether its response is streamed."""
     count_path: str | None
     """Path of an endpoint that counts the prompt tokens of the same bodies, or None."""
     comment: bytes

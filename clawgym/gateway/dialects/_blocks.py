@@ -5,12 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from clawgym.bounds import read_json
 from clawgym.engines.protocol import Delta
 from clawgym.errors import EngineError
 
-__all__ = ["Block", "Blocks", "BlockChange"]
+__all__ = ["Block", "Blocks", "BlockChange", "arguments_object"]
 
 
 @dataclass
@@ -85,3 +86,12 @@ class Blocks:
     def _more(self, block: Block, piece: str) -> BlockChange:
         block.pieces.append(piece)
         return BlockChange("add", block, piece)
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """Return the arguments as an object. Text that is not a JSON object becomes ``{"arguments": text}``."""
+    try:
+        value = read_json((arguments or "{}").encode())
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments}

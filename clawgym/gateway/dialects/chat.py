@@ -111,6 +111,7 @@ class ChatDialect:
     """OpenAI chat completions: ``POST /v1/chat/completions``."""
 
     path = "chat/completions"
+    stream_path: str | None = None
     count_path: str | None = None
     comment = b": keep-alive\n\n"
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import orjson
 
-from clawgym.bounds import read_json
 from clawgym.engines.protocol import Delta, Image, Sampling
 from clawgym.gateway.calls import ChatCall, Refusal, canonical_messages, request_field
-from clawgym.gateway.dialects._blocks import Block, BlockChange, Blocks
+from clawgym.gateway.dialects._blocks import Block, BlockChange, Blocks, arguments_object
 from clawgym.gateway.dialects._sse import event
 from clawgym.gateway.dialects.chat import count, number
 from clawgym.gateway.dialects.errors import ApiFailure
@@ -47,6 +46,7 @@ class MessagesDialect:
     """Anthropic messages: ``POST /v1/messages``."""
 
     path = "messages"
+    stream_path: str | None = None
     count_path: str | None = "messages/count_tokens"
     comment = event(b'{"type":"ping"}', "ping")
 
@@ -315,16 +315,12 @@ def _block(block: Block, *, full: bool) -> dict[str, Any]:
             return {"type": "thinking", "thinking": text, "signature": _UNSIGNED if full else ""}
         case "text":
             return {"type": "text", "text": text}
-    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(text) if full else {}}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments as an object. Text that is not a JSON object becomes ``{"arguments": text}``."""
-    try:
-        value = read_json((arguments or "{}").encode())
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
+    return {
+        "type": "tool_use",
+        "id": block.call_id,
+        "name": block.name,
+        "input": arguments_object(text) if full else {},
+    }
 
 
 _ADDED = {

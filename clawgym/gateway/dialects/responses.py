@@ -37,6 +37,7 @@ class ResponsesDialect:
     """OpenAI responses: ``POST /v1/responses``."""
 
     path = "responses"
+    stream_path: str | None = None
     count_path: str | None = None
     comment = b": keep-alive\n\n"
 

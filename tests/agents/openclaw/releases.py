@@ -15,13 +15,15 @@ import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import util
 from pathlib import Path
 from typing import Any
 
-from clawgym.agents.openclaw._npm import npm_command
-from clawgym.agents.openclaw.install import Release
+from clawgym.agents.openclaw.install import tested_release
+from clawgym.agents.programs._npm import npm_command
+from clawgym.agents.programs.releases import Release
 
 MACHINE = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), "x64")
 NODE_PACKAGE = f"node-linux-{MACHINE}"
@@ -65,15 +67,20 @@ def make_release(packages: Path, version: str = "0.0.1", *, extra: int = 20) -> 
     lock = _lock({"name": "t", "dependencies": wanted, "optionalDependencies": optional}, packages / "lock")
     path = packages / f"{version}.lock.json.gz"
     path.write_bytes(gzip.compress(json.dumps(lock).encode()))
-    return Release(node, path)
+    return tested_release(version, node, path)
+
+
+def lock_of(release: Release) -> Path:
+    assert release.lock is not None
+    return release.lock
 
 
 def falsified(release: Release, package: str, target: Path) -> Release:
     """The release with a wrong digest for one package."""
-    lock = json.loads(gzip.decompress(release.lock.read_bytes()))
+    lock = json.loads(gzip.decompress(lock_of(release).read_bytes()))
     lock["packages"][f"node_modules/{package}"]["integrity"] = "sha512-" + "A" * 86 + "=="
     target.write_bytes(gzip.compress(json.dumps(lock).encode()))
-    return Release(release.node, target)
+    return replace(release, lock=target)
 
 
 def _lock(about: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -91,13 +98,13 @@ def _lock(about: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def as_shipped(release: Release, versions: Mapping[str, str], target: Path) -> Release:
     """The release with a lock that has versions and digests, but no URLs."""
-    lock = json.loads(gzip.decompress(release.lock.read_bytes()))
+    lock = json.loads(gzip.decompress(lock_of(release).read_bytes()))
     for name, package in lock["packages"].items():
         package.pop("resolved", None)
         for kind in ("dependencies", "optionalDependencies") if not name else ():
             package[kind] = {wanted: versions[wanted] for wanted in package[kind]}
     target.write_bytes(gzip.compress(json.dumps(lock).encode()))
-    return Release(release.node, target)
+    return replace(release, lock=target)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,21 +19,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawgym.agents.openclaw import _tree, install
-from clawgym.agents.openclaw._npm import npm_command
-from clawgym.agents.openclaw.install import TESTED, Installation, Release, installed, verify
+from clawgym.agents.openclaw import install
+from clawgym.agents.openclaw.install import TESTED, installed
+from clawgym.agents.programs import _tree
+from clawgym.agents.programs._npm import npm_command
+from clawgym.agents.programs.install import Installation, verify
+from clawgym.agents.programs.releases import Release
 from clawgym.cache import cache_folder
 from clawgym.errors import AgentError
 
-from .releases import NODE_PACKAGE, OFFLINE, as_shipped, falsified, make_release, registry
+from .releases import NODE_PACKAGE, OFFLINE, as_shipped, falsified, lock_of, make_release, registry
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
 OWNER = """
 import sys
 from pathlib import Path
-from clawgym.agents.openclaw.install import TESTED, Release, install
-TESTED["0.0.1"] = Release(sys.argv[1], Path(sys.argv[2]))
+from clawgym.agents.openclaw.install import TESTED, install, tested_release
+TESTED["0.0.1"] = tested_release("0.0.1", sys.argv[1], Path(sys.argv[2]))
 print(install("0.0.1").digest)
 """
 
@@ -82,7 +86,7 @@ def installers(release: Release) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(installers: list[subprocess.Popen[str]], release: Release) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-c", OWNER, release.node, str(release.lock)]
+    argv = [sys.executable, "-c", OWNER, str(release.node), str(release.lock)]
     installers.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     return installers[-1]
 
@@ -199,7 +203,7 @@ def test_verify_names_changed_entry(copy: Installation, damage) -> None:
     with pytest.raises(AgentError) as refused:
         verify(copy)
     assert says in str(refused.value)
-    assert str(refused.value).endswith("clawgym openclaw install --version 0.0.1")
+    assert str(refused.value).endswith("clawgym agents install openclaw --version 0.0.1")
 
 
 def test_install_repairs_changed_installation(copy: Installation, caplog: pytest.LogCaptureFixture) -> None:
@@ -217,7 +221,7 @@ def test_install_after_killed_install(release: Release, installers: list[subproc
     installer.wait()
     npm.wait(2)  # npm ends with its parent
     assert "0.0.1" not in cache_entries()
-    with pytest.raises(AgentError, match=r"is not installed .*: clawgym openclaw install --version 0.0.1"):
+    with pytest.raises(AgentError, match=r"is not installed .*: clawgym agents install openclaw --version 0.0.1"):
         installed("0.0.1")
     verify(install.install("0.0.1"))
     assert cache_entries() == ["0.0.1"]
@@ -259,10 +263,10 @@ def test_package_with_wrong_digest_is_refused(
 
 
 def test_program_of_wrong_version_is_refused(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TESTED, "0.0.1", Release("99.0.0", release.lock))
+    monkeypatch.setitem(TESTED, "0.0.1", replace(release, node="99.0.0"))
     with pytest.raises(AgentError, match=r"the installed node should print version 99\.0\.0 but prints: v"):
         install.install("0.0.1")
-    monkeypatch.setitem(TESTED, "0.0.2", release)
+    monkeypatch.setitem(TESTED, "0.0.2", replace(release, version="0.0.2"))
     with pytest.raises(
         AgentError, match=r"the installed openclaw should print version 0\.0\.2 but prints: OpenClaw 0\.0\.1"
     ):
@@ -290,11 +294,11 @@ def test_untested_version_warns_and_asks_registry(
 def test_lock_without_urls_uses_npm_registry(
     release: Release, built_release: Release, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, usual: bool
 ) -> None:
-    versions = {"openclaw": "0.0.1", NODE_PACKAGE: release.node} | {f"part{n}": "1.0.0" for n in range(20)}
+    versions = {"openclaw": "0.0.1", NODE_PACKAGE: str(release.node)} | {f"part{n}": "1.0.0" for n in range(20)}
     monkeypatch.delenv("npm_config_offline")
     monkeypatch.setitem(TESTED, "0.0.1", as_shipped(release, versions, tmp_path / "lock.gz"))
     asked: list[str] = []
-    with registry(built_release.lock.parent, versions, usual=usual, asked=asked) as address:
+    with registry(lock_of(built_release).parent, versions, usual=usual, asked=asked) as address:
         monkeypatch.setenv("npm_config_registry", f"{address}/")
         verify(install.install("0.0.1"))
     assert len([path for path in asked if path.endswith(".tgz")]) >= 22
@@ -305,15 +309,15 @@ def test_untested_version_comes_from_registry(
     release: Release, built_release: Release, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(install, "_NODE_OF_UNTESTED", release.node)
-    packages = built_release.lock.parent
+    packages = lock_of(built_release).parent
     monkeypatch.delenv("npm_config_offline")
     monkeypatch.delitem(TESTED, "0.0.1")
-    versions = {"openclaw": "0.0.1", NODE_PACKAGE: release.node}
+    versions = {"openclaw": "0.0.1", NODE_PACKAGE: str(release.node)}
     with registry(packages, versions, usual=False, asked=[]) as address:
         monkeypatch.setenv("npm_config_registry", address)
         copy = install.install("0.0.1")
         verify(copy)
-        assert (copy.version, copy.node_version) == ("0.0.1", release.node)
+        assert (copy.version, copy.runtime) == ("0.0.1", release.node)
         with pytest.raises(AgentError, match=r"npm install failed .*0\.0\.9"):
             install.install("0.0.9")
     assert cache_entries() == ["0.0.1"]
@@ -346,7 +350,7 @@ def test_damaged_manifest_is_no_installation(copy: Installation) -> None:
     path.chmod(0o644)
     for text in ("", "{}", '{"format": 1}', "[]", '{"format": 1, "machine": "vax"}'):
         path.write_text(text)
-        with pytest.raises(AgentError, match=r"clawgym openclaw install --version 0.0.1"):
+        with pytest.raises(AgentError, match=r"clawgym agents install openclaw --version 0.0.1"):
             installed("0.0.1")
     assert install.install("0.0.1") == copy
 
@@ -356,7 +360,7 @@ def test_shipped_locks_pin_every_package_without_registry() -> None:
     import json
 
     for version, release in TESTED.items():
-        text = gzip.decompress(release.lock.read_bytes()).decode()
+        text = gzip.decompress(lock_of(release).read_bytes()).decode()
         assert "resolved" not in text
         assert "://" not in text
         packages = json.loads(text)["packages"]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from clawgym.agents.openclaw.claw import OpenClaw
-from clawgym.agents.openclaw.install import Installation
+from clawgym.agents.programs.install import Installation
 from clawgym.errors import AgentError
 from clawgym.gateway.request import SessionRequest
 from clawgym.pool import sequences_of

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from clawgym.agents.openclaw.install import Installation
+from clawgym.agents.programs.install import Installation
 from clawgym.gateway.request import SessionRequest
 from clawgym.pool import Pool, sequences_of
 from clawgym.records import Episode, Outcome, Task, TaskFile, prompt_ids

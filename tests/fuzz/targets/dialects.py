@@ -17,6 +17,7 @@ from clawgym.gateway.calls import chat_body
 from clawgym.gateway.core import Core
 from clawgym.gateway.dialects.chat import ChatDialect
 from clawgym.gateway.dialects.errors import failure_of
+from clawgym.gateway.dialects.gemini import GeminiDialect
 from clawgym.gateway.dialects.messages import MessagesDialect
 from clawgym.gateway.dialects.responses import ResponsesDialect
 from clawgym.gateway.gate import Gate
@@ -27,9 +28,12 @@ from clawgym.records import Turn, Usage
 
 from ..source import Posted, Source, run
 
-READS = ("gateway.dialects.chat", "gateway.dialects.responses", "gateway.dialects.messages", "gateway.calls", "bounds")
+READS = (
+    *("gateway.dialects.chat", "gateway.dialects.responses", "gateway.dialects.messages", "gateway.dialects.gemini"),
+    *("gateway.calls", "bounds"),
+)
 
-DIALECTS = (ChatDialect(), ResponsesDialect(), MessagesDialect())
+DIALECTS = (ChatDialect(), ResponsesDialect(), MessagesDialect(), GeminiDialect())
 _IMAGE = "data:image/png;base64,aGk="
 _SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}
 _CHAT = {
@@ -72,7 +76,26 @@ _MESSAGES = {
     "tools": [{"name": "f", "description": "d", "input_schema": _SCHEMA}], "tool_choice": {"type": "auto"},
     "thinking": {"type": "enabled"}, "stop_sequences": ["x"], "output_config": {"format": {"schema": _SCHEMA}},
 }  # fmt: skip
-_LIKE: Mapping[str, Any] = {"chat/completions": _CHAT, "responses": _RESPONSES, "messages": _MESSAGES}
+_GEMINI = {
+    "systemInstruction": {"parts": [{"text": "Be brief."}]},
+    "contents": [
+        {"role": "user", "parts": [{"text": "hi"}, {"inlineData": {"mimeType": "image/png", "data": "aGk="}}]},
+        {"role": "model", "parts": [
+            {"text": "hm", "thought": True}, {"text": "ok"}, {"functionCall": {"name": "f", "args": {"x": 1}}}]},
+        {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"output": "done"}}}]},
+    ],
+    "tools": [{"functionDeclarations": [{"name": "f", "description": "d", "parameters": _SCHEMA}]}],
+    "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+    "generationConfig": {"temperature": 1.0, "topP": 1, "topK": 3, "maxOutputTokens": 5, "stopSequences": ["x"],
+                         "responseMimeType": "application/json", "responseSchema": _SCHEMA, "seed": 1,
+                         "thinkingConfig": {"includeThoughts": True}},
+}  # fmt: skip
+_LIKE: Mapping[str, Any] = {
+    "chat/completions": _CHAT,
+    "responses": _RESPONSES,
+    "messages": _MESSAGES,
+    GeminiDialect.path: _GEMINI,
+}
 
 
 class _Engine:

@@ -1,0 +1,360 @@
+"""Agent programs by name, with a scripted model: solved tasks, exact tokens, prompts, costs, and lies of the model.
+
+    python benchmarks/agents.py [AGENT ...] [--tasks 5] [--lies]
+
+Without names, all that are installed (`clawgym agents install NAME`). The model is a token engine that looks around,
+runs the task's reference solution with the agent's own tool, and says that it is done; so what is measured is the agent
+and the gateway. ``--lies`` shows what an agent does with a model that sends bad JSON, calls unknown tools, says
+nothing, or never stops. Tokens of the system prompt are those of smollm2-135m's
+tokenizer. Memory is the highest PSS of the program's own processes, CPU is not measured: seconds are of this machine,
+with whatever else it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tokenizers import Tokenizer
+
+import clawgym
+from clawgym.agents.blackbox import BlackBoxAgent
+from clawgym.agents.programs.install import installed
+from clawgym.agents.programs.releases import RELEASES, release_of
+from clawgym.engines.packaged import packaged_folder
+from clawgym.engines.protocol import GenerateRequest, Tokens
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.errors import AgentError
+from clawgym.gateway.server import Gateway
+from clawgym.pool import Pool, sequences_of
+from clawgym.pool.check import check, trace_of
+from clawgym.records import Episode, Outcome, Task
+from clawgym.registry import agents as known
+from clawgym.rollout import EpisodeRequest, run_episode
+from clawgym.sandbox import Backend
+from clawgym.sandbox import backend as make_backend
+
+PACKS = ("terminal-basic", "swe-basic")
+"""The packs whose tasks a program in the sandbox can work on: the others bring tools of their own."""
+TOOLS: Mapping[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
+    "aider": ("", lambda command: {}),
+    "claude-code": ("Bash", lambda command: {"command": command, "description": "Work"}),
+    "codex": ("exec_command", lambda command: {"cmd": command}),
+    "gemini-cli": ("run_shell_command", lambda command: {"command": command}),
+    "mini-swe-agent": ("bash", lambda command: {"command": command}),
+    "openclaw": ("exec", lambda command: {"command": command}),
+    "opencode": ("bash", lambda command: {"command": command, "description": "Work"}),
+    "pi": ("bash", lambda command: {"command": command}),
+    "terminus": ("", lambda command: {}),
+    "qwen-code": (
+        "run_shell_command",
+        lambda command: {"command": command, "is_background": False, "description": "Work"},
+    ),
+}
+"""Agent -> the name of its shell tool, and the arguments that run a command. Aider has none: it edits files; Terminus
+types what the model's JSON says."""
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+LIES = ("bad JSON", "unknown tool", "empty", "never stops")
+
+
+def call(name: str, arguments: Any) -> str:
+    """A tool call as the tiny model writes it."""
+    body = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {body}}}\n</tool_call>'
+
+
+def act(agent: str, command: str) -> str:
+    """A reply that runs a command."""
+    if agent == "terminus":
+        return typed(f"{command}\n")
+    tool, arguments = TOOLS[agent]
+    return call(tool, arguments(command)) if tool else "I go on."
+
+
+def typed(keystrokes: str, *, done: bool = False) -> str:
+    """A reply to Terminus."""
+    commands = [{"keystrokes": keystrokes, "duration": 3.0}] if keystrokes else []
+    return json.dumps({"analysis": "I work.", "plan": "Work.", "commands": commands, "task_complete": done})
+
+
+def solution_command(task: Task) -> str:
+    """One command that unpacks and runs the reference solution in the working folder."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for file in task.solution:
+            entry = tarfile.TarInfo(file.path)
+            entry.size = len(file.read())
+            tar.addfile(entry, io.BytesIO(file.read()))
+    text = base64.b64encode(packed.getvalue()).decode()
+    return f"mkdir /tmp/s && echo {text} | base64 -d | tar xz -C /tmp/s && bash /tmp/s/solve.sh"
+
+
+def written(task: Task) -> dict[str, str]:
+    """The files that the reference solution writes, as text. Runs it here: only for the packs of the library."""
+    with tempfile.TemporaryDirectory() as scratch:
+        work, solution = Path(scratch, "work"), Path(scratch, "solution")
+        for folder, files in ((work, task.inputs), (solution, task.solution)):
+            folder.mkdir()
+            for file in files:
+                (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / file.path).write_bytes(file.read())
+        env = {"PATH": os.environ["PATH"], "HOME": scratch}
+        subprocess.run(["bash", str(solution / "solve.sh")], cwd=work, env=env, capture_output=True, timeout=60)
+        before = {file.path: file.read() for file in task.inputs}
+        found = {str(path.relative_to(work)): path.read_bytes() for path in work.rglob("*") if path.is_file()}
+        return {name: data.decode() for name, data in found.items() if before.get(name) != data}
+
+
+def chosen(pack: str, count: int) -> list[Task]:
+    """``count`` tasks of ``pack`` with small solutions, of different kinds."""
+    kinds: dict[str, tuple[int, Task]] = {}
+    for task in clawgym.load(pack).tasks:
+        kind = task.id.rpartition("-")[0]
+        try:
+            size = sum(map(len, written(task).values()))
+        except (UnicodeDecodeError, subprocess.TimeoutExpired):
+            continue
+        if len(solution_command(task)) < 8_000 and size < kinds.get(kind, (size + 1, task))[0]:
+            kinds[kind] = (size, task)
+    return [task for _, task in sorted(kinds.values(), key=lambda found: found[0])[:count]]
+
+
+@dataclass
+class Script:
+    """What the model replies to one agent: ``say(prompt, n)``, where ``n`` counts the calls of a session with tools."""
+
+    agent: str
+    tasks: list[Task]
+    lie: str | None = None
+
+    def say(self, prompt: str, n: int) -> str:
+        tool, _ = TOOLS[self.agent]
+        match self.lie:
+            case "bad JSON" if n == 0:
+                return typed("ls")[:-9] if self.agent == "terminus" else call(tool or "x", '{"command": "echo a')
+            case "unknown tool" if n == 0:
+                return call("no_such_tool", {"x": 1})
+            case "empty" if n == 0:
+                return ""
+            case "never stops":
+                return act(self.agent, "true")
+        task = self._task(prompt)
+        if task is None:
+            return "A short title."
+        n -= self.lie is not None
+        if self.agent == "aider":
+            return "\n\n".join(f"{name}\n```\n{text}```" for name, text in written(task).items())
+        steps = ["ls -a", solution_command(task), *([SUBMIT] if self.agent == "mini-swe-agent" else [])]
+        if n < len(steps):
+            return act(self.agent, steps[max(n, 0)])
+        return typed("", done=True) if self.agent == "terminus" else "It is done."
+
+    def _task(self, prompt: str) -> Task | None:
+        text = " ".join(prompt.split())
+        return next((task for task in self.tasks if " ".join(task.instruction.split())[:400] in text), None)
+
+
+class ScriptedModel:
+    """A token engine that replies as ``script`` says. Keeps the prompt of each session's first call."""
+
+    name = "scripted"
+    context_window = 200_000
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        self.tokenizer = str(folder)
+        self.script = script
+        self.prompts: dict[str, str] = {}
+        self.calls: Counter[str] = Counter()
+        self._words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._end = self._words.token_to_id("<|im_end|>")
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Tokens]:
+        prompt = self._words.decode(list(request.prompt_ids), skip_special_tokens=False)
+        tool = TOOLS[self.script.agent][0]
+        n = self.calls[request.session]
+        if tool in prompt:  # not a side call, such as for a title
+            self.prompts.setdefault(request.session, prompt)
+            self.calls[request.session] += 1
+        text = self.script.say(prompt, n)
+        ids = (*self._words.encode(text, add_special_tokens=False).ids, self._end)
+        most = request.sampling.max_tokens or len(ids)
+        for n, token in enumerate(ids[:most]):
+            last = n + 1 == min(len(ids), most)
+            why = ("stop" if len(ids) <= most else "length") if last else None
+            yield Tokens((token,), (-0.5 - 0.25 * (n % 7),), 0, why)
+
+    def identity(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass
+class Seen:
+    """The episodes of one agent."""
+
+    agent: str
+    version: str
+    episodes: list[tuple[str, Episode]] = field(default_factory=list)
+    """Pack and episode."""
+    prompt: str = ""
+    seconds: list[float] = field(default_factory=list)
+    memory: float = 0.0
+    """MiB."""
+
+    def exact(self) -> float:
+        """Percentage of the episodes whose tokens the check of a pool calls exact."""
+        found = [check(episode.task_id, trace_of(episode.turns)).status for _, episode in self.episodes]
+        return 100 * found.count("exact") / len(found)
+
+    def rows(self) -> str:
+        counts = [len(sequences_of(episode.turns)) for _, episode in self.episodes]
+        return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+    def solved(self, pack: str) -> str:
+        of = [episode for name, episode in self.episodes if name == pack]
+        return f"{sum(episode.outcome is Outcome.SOLVED for episode in of)} of {len(of)}"
+
+    def calls(self) -> str:
+        counts = [len(episode.turns) for _, episode in self.episodes]
+        return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def memory_of(agent: str) -> float:
+    """MiB of the processes that run a program of ``agent``'s installation."""
+    total = 0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError, ValueError):
+            if f"/opt/{agent}/" in os.readlink(f"/proc/{process.pid}/exe"):
+                text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+                total += int(text.partition("\nPss:")[2].split()[0])
+    return total / 1024
+
+
+async def attempt(agent: Any, task: Task, backend: Backend) -> Episode:
+    return (await run_episode(EpisodeRequest(task=task, seed=0), agent, backend)).episode
+
+
+@contextlib.asynccontextmanager
+async def working(script: Script, folder: Path) -> AsyncIterator[tuple[BlackBoxAgent, ScriptedModel]]:
+    """The agent of ``script`` with its model."""
+    model = ScriptedModel(folder, script)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.closing(Pool(Path(scratch, "pool.db"))) as pool:
+        async with Gateway(model, pool) as gateway:
+            agent = BlackBoxAgent(known.make(script.agent), gateway=gateway, spare=0)
+            try:
+                yield agent, model
+            finally:
+                await agent.aclose()
+
+
+async def solve(name: str, tasks: Mapping[str, list[Task]], folder: Path, backend: Backend) -> Seen:
+    """Let an agent work on all tasks, one after another."""
+    script = Script(name, [task for of in tasks.values() for task in of])
+    async with working(script, folder) as (agent, model):
+        seen = Seen(name, agent.version)
+
+        async def watch() -> None:
+            while True:
+                seen.memory = max(seen.memory, await asyncio.to_thread(memory_of, name))
+                await asyncio.sleep(0.25)
+
+        watching = asyncio.ensure_future(watch())
+        for pack, of in tasks.items():
+            for task in of:
+                start = time.perf_counter()
+                episode = await attempt(agent, task, backend)
+                seen.seconds.append(time.perf_counter() - start)
+                seen.episodes.append((pack, episode))
+        watching.cancel()
+        seen.prompt = next(iter(model.prompts.values()), "")
+    return seen
+
+
+async def lie(name: str, what: str, task: Task, folder: Path, backend: Backend) -> str:
+    """What an agent does if the first reply of the model is a lie, or all are."""
+    task = replace(task, limits=replace(task.limits, max_steps=12, agent_seconds=180))
+    async with working(Script(name, [task], what), folder) as (agent, _):
+        episode = await attempt(agent, task, backend)
+    cause = f" ({episode.cause})" if episode.cause else ""
+    return f"{episode.outcome}{cause}, {len(episode.turns)} calls, {len(sequences_of(episode.turns))} rows"
+
+
+def before_task(prompt: str, tasks: Mapping[str, list[Task]]) -> str:
+    """The prompt of a first call without the task's instruction."""
+    for task in (task for of in tasks.values() for task in of):
+        prompt = prompt.replace(task.instruction, "")
+    return prompt
+
+
+def available(names: list[str]) -> list[str]:
+    """The agents that are installed."""
+    found: list[str] = []
+    for name in names or sorted(TOOLS):
+        try:
+            known.make(name)
+        except AgentError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+        else:
+            found.append(name)
+    return found
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("agents", nargs="*", metavar="AGENT", help="names of clawgym list agents")
+    parser.add_argument("--tasks", type=int, default=5, help="tasks of each pack")
+    parser.add_argument("--lies", action="store_true", help="show what agents do when the model lies")
+    given = parser.parse_args()
+    names = available(given.agents)
+    tasks = {pack: chosen(pack, given.tasks) for pack in PACKS}
+    words = Tokenizer.from_file(str(packaged_folder("smollm2-135m") / "tokenizer.json"))
+    backend = make_backend("namespace")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = make_tiny_model(Path(scratch) / "tiny")
+        if given.lies:
+            print("| agent | " + " | ".join(LIES) + " |\n|---|" + "---|" * len(LIES))
+            for name in names:
+                told = [await lie(name, what, tasks[PACKS[0]][0], folder, backend) for what in LIES]
+                print(f"| `{name}` | " + " | ".join(told) + " |", flush=True)
+        else:
+            packs = " | ".join(PACKS)
+            print(
+                f"| agent | version | {packs} | exact | rows | calls | prompt tokens | install | seconds | memory |\n"
+                "|---|---|" + "---|" * (len(PACKS) + 7)
+            )
+            for name in names:
+                seen = await solve(name, tasks, folder, backend)
+                size = installed(release_of(name)).size / 1e6 if name in RELEASES or name == "openclaw" else 0
+                solved = " | ".join(seen.solved(pack) for pack in PACKS)
+                tokens = len(words.encode(before_task(seen.prompt, tasks)).ids)
+                middle = sorted(seen.seconds)[len(seen.seconds) // 2]
+                print(
+                    f"| `{name}` | {seen.version} | {solved} | {seen.exact():.0f} % | {seen.rows()} | {seen.calls()} | "
+                    f"{tokens:,} | {size:,.0f} MB | {middle:.1f} | {seen.memory:,.0f} MiB |",
+                    flush=True,
+                )
+                for pack, episode in seen.episodes:
+                    if episode.outcome is not Outcome.SOLVED:
+                        print(f"{name} {pack} {episode.task_id}: {episode.outcome} {episode.cause}", file=sys.stderr)
+    await backend.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,48 @@
+"""Gemini CLI, Google's coding agent, on the gateway's Gemini API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clawgym.agents.blackbox.protocol import ModelLink
+from clawgym.agents.programs.command import HOME, CommandClaw, Needs, RunningCommand
+from clawgym.registry import agents
+
+__all__ = ["GeminiCli"]
+
+_SETTINGS = {
+    "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
+    "privacy": {"usageStatisticsEnabled": False},
+    "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "disableUpdateNag": True},
+    "telemetry": {"enabled": False},
+}
+
+
+@agents.register("gemini-cli")
+class GeminiCli(CommandClaw):
+    """Gemini CLI in its headless mode, with all permissions, since the sandbox is its own."""
+
+    name = "gemini-cli"
+    needs = Needs(memory_mb=1024)
+    loopback = False
+    history = f"{HOME}/.gemini/tmp"
+
+    def files(self, link: ModelLink) -> Mapping[str, Any]:
+        """See :class:`CommandClaw`."""
+        return {f"{HOME}/.gemini/settings.json": _SETTINGS}
+
+    def environment(self, link: ModelLink) -> Mapping[str, str]:
+        """See :class:`CommandClaw`."""
+        return {
+            "GOOGLE_GEMINI_BASE_URL": link.base_url,
+            "GEMINI_API_KEY": link.api_key,
+            "GEMINI_MODEL": link.model,
+            "GEMINI_CLI_TRUST_WORKSPACE": "true",
+            "NODE_DISABLE_COMPILE_CACHE": "1",
+        }
+
+    def command(self, link: ModelLink, message: str, *, first: bool) -> RunningCommand:
+        """See :class:`CommandClaw`."""
+        again = [] if first else ["--resume", "latest"]
+        return RunningCommand([*self.program(link), "--yolo", *again], message.encode())

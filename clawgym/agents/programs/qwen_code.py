@@ -1,0 +1,47 @@
+"""Qwen Code, Alibaba's coding agent, on the gateway's chat API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clawgym.agents.blackbox.protocol import ModelLink
+from clawgym.agents.programs.command import HOME, CommandClaw, Needs, RunningCommand
+from clawgym.registry import agents
+
+__all__ = ["QwenCode"]
+
+_SETTINGS = {
+    "security": {"auth": {"selectedType": "openai"}},
+    "privacy": {"usageStatisticsEnabled": False},
+    "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "disableUpdateNag": True},
+    "telemetry": {"enabled": False},
+}
+
+
+@agents.register("qwen-code")
+class QwenCode(CommandClaw):
+    """Qwen Code in its headless mode, with all permissions, since the sandbox is its own."""
+
+    name = "qwen-code"
+    needs = Needs(memory_mb=1024)
+    loopback = False
+    history = f"{HOME}/.qwen/projects"
+
+    def files(self, link: ModelLink) -> Mapping[str, Any]:
+        """See :class:`CommandClaw`."""
+        return {f"{HOME}/.qwen/settings.json": _SETTINGS}
+
+    def environment(self, link: ModelLink) -> Mapping[str, str]:
+        """See :class:`CommandClaw`."""
+        return {
+            "OPENAI_BASE_URL": link.base_url,
+            "OPENAI_API_KEY": link.api_key,
+            "OPENAI_MODEL": link.model,
+            "NODE_DISABLE_COMPILE_CACHE": "1",
+        }
+
+    def command(self, link: ModelLink, message: str, *, first: bool) -> RunningCommand:
+        """See :class:`CommandClaw`."""
+        again = [] if first else ["--continue"]
+        return RunningCommand([*self.program(link), "--yolo", *again], message.encode())

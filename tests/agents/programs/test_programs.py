@@ -1,0 +1,106 @@
+"""The real agent programs, each in a real sandbox, with a scripted model. `make agents` installs and runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import clawgym
+from clawgym.agents.blackbox import BlackBoxAgent
+from clawgym.agents.programs.install import installed
+from clawgym.agents.programs.releases import RELEASES
+from clawgym.errors import AgentError
+from clawgym.gateway.server import Gateway
+from clawgym.pool import Pool, sequences_of
+from clawgym.pool.check import check, trace_of
+from clawgym.records import Outcome
+from clawgym.registry import agents
+
+from ...conftest import benchmark
+from ...rollouts import episode_of
+
+bench = benchmark("agents")
+ONE_MESSAGE = ("aider", "mini-swe-agent", "terminus")
+"""Agents that cannot resume a conversation, or do so with a rewritten history."""
+
+
+@pytest.fixture(params=sorted(RELEASES))
+def program(request: pytest.FixtureRequest) -> str:
+    """The name of an installed program."""
+    try:
+        installed(RELEASES[request.param])
+    except AgentError as error:
+        pytest.skip(str(error))
+    return request.param
+
+
+@pytest.fixture
+async def attempt(program: str, backend: Any, model_folder: Any, tmp_path: Any) -> Any:
+    """``await attempt(say)`` lets the program work on the first task; ``say`` is that of a script."""
+
+    async def work(say: Any = None, *, follow_ups: Any = (), **limits: Any) -> Any:
+        task = clawgym.load("terminal-basic").tasks[0]
+        if limits:
+            task = dataclasses.replace(task, limits=dataclasses.replace(task.limits, **limits))
+        script = bench.Script(program, [task])
+        if say is not None:
+            script.say = say
+        model = bench.ScriptedModel(model_folder, script)
+        with Pool(tmp_path / "pool.db") as pool:
+            async with Gateway(model, pool) as gateway:
+                agent = BlackBoxAgent(agents.make(program), gateway=gateway, follow_ups=follow_ups, spare=0)
+                try:
+                    return await episode_of(task, agent, backend)
+                finally:
+                    await agent.aclose()
+
+    return work
+
+
+async def test_episode_is_solved_and_exact(program: str, attempt: Any) -> None:
+    """With a follow-up message in the same conversation: one training sequence, whose tokens are exact."""
+    more = [] if program in ONE_MESSAGE else ["Now check your work."]
+    episode = await attempt(follow_ups=more)
+    assert episode.outcome is Outcome.SOLVED, episode.cause
+    assert check("e", trace_of(episode.turns)).status == "exact"
+    assert len(sequences_of(episode.turns)) == 1
+    assert {turn.role for turn in episode.turns} == {"main"}
+
+
+async def test_sandbox_has_no_network_but_the_gateway(program: str, attempt: Any) -> None:
+    """Commands of the agent see the loopback alone, and find no other machine."""
+    if program in ("aider", "terminus"):
+        pytest.skip(f"{program} calls no tools, whose results could be read")
+    look = "tail -n +3 /proc/net/dev | cut -d: -f1; python3 -c 'import socket; socket.getaddrinfo(\"example.org\", 80)'"
+
+    def say(prompt: str, n: int) -> str:
+        last = bench.act(program, bench.SUBMIT) if program == "mini-swe-agent" else "No network."
+        return bench.act(program, look) if n == 0 else last
+
+    episode = await attempt(say)
+    seen = next(o.content for step in episode.steps for o in step.observations)
+    assert "lo" in seen
+    assert "eth" not in seen
+    assert "gaierror" in seen
+
+
+@pytest.mark.parametrize("lie", bench.LIES)
+async def test_lies_of_the_model_do_not_break_the_episode(program: str, attempt: Any, lie: str) -> None:
+    """Every episode ends with an outcome of its own, within its steps, and what was sampled is exact."""
+    task = clawgym.load("terminal-basic").tasks[0]
+    episode = await attempt(bench.Script(program, [task], lie).say, max_steps=8, agent_seconds=240)
+    assert episode.outcome in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED), episode.error
+    assert 1 <= len(episode.turns) <= 8
+    assert check("e", trace_of(episode.turns)).status == "exact"
+    if lie == "never stops":
+        assert episode.outcome is not Outcome.SOLVED
+
+
+def test_identity_names_versions_and_no_secrets(program: str) -> None:
+    claw = agents.make(program)
+    identity = claw.identity()
+    assert identity[program] == claw.version
+    assert identity["installation_sha256"] == claw.installation.digest
+    assert claw.installation.folder.as_posix() not in str(identity)
