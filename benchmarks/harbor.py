@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 OURS = "clawgym.harbor:Environment"
@@ -195,7 +195,9 @@ def rewards(args: argparse.Namespace, scratch: Path) -> None:
         harbor = played(args, folder, theirs, OURS, scratch / f"jobs-{what}", 1)
         out = scratch / f"run-{what}"
         command = [clawgym, "eval", str(folder), "--agent", ours, "--out", str(out), "-j", str(args.at_once)]
-        subprocess.run(command, check=True, env=os.environ | QUIET, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            command, check=True, env=os.environ | QUIET, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
         mine = {row["task_id"]: (row["result"] or {}).get("official", row["outcome"]) for row in rows}
         same = [name for name in mine if _equal(harbor.get(name), mine[name])]
@@ -252,8 +254,9 @@ def played(
     for result in results(jobs):
         name = Path(result["task_id"]["path"]).name if attempts == 1 else result["trial_name"]
         verified, failed = result["verifier_result"], result["exception_info"]
-        given = next(iter((verified or {}).get("rewards", {}).values()), None)
-        found[name] = failed["exception_type"] if failed else float(given if given is not None else "nan")
+        given = (verified or {}).get("rewards") or {}
+        reward = given.get("reward", fmean(given.values()) if given else float("nan"))
+        found[name] = failed["exception_type"] if failed else float(reward)
     return found
 
 

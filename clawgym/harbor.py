@@ -34,7 +34,7 @@ from clawgym.records import Limits, TaskFile
 from clawgym.sandbox import Archive, Sandbox, SandboxSpec, backend
 from clawgym.sandbox.egress import AllowList, way_out
 from clawgym.sandbox.extract import filter_tar, write_tree
-from clawgym.tasks.formats.harbor import HarborPlace, MissingImage, place_of, script_needs
+from clawgym.tasks.formats.harbor import HarborPlace, MissingImage, place_of, script_needs, user_needs
 from clawgym.visible import visible
 
 try:
@@ -204,11 +204,13 @@ class Environment(BaseEnvironment):  # type: ignore[misc]
         if stated and any(one.network_mode == public for one in (self._network_policy, *self._phase_network_policies)):
             self._needs.append(f"needs the network (network_mode is 'public'): {_ALLOW}")
 
-    def _script_needs(self) -> list[str]:
-        if self.options.allow or self._network_policy.network_mode == NetworkMode.ALLOWLIST:
-            return []
+    def _task_needs(self) -> list[str]:
+        """What the files of the task say; none for the folder of a verifier."""
         folder = self.environment_dir.parent
-        return [f"{need}: {_ALLOW}" for need in script_needs(folder)] if (folder / "task.toml").is_file() else []
+        found = user_needs(folder)
+        if not self.options.allow and self._network_policy.network_mode != NetworkMode.ALLOWLIST:
+            found += [f"{need}: {_ALLOW}" for need in script_needs(folder)]
+        return found
 
     # -- its life
 
@@ -220,7 +222,7 @@ class Environment(BaseEnvironment):  # type: ignore[misc]
                 that cannot be built; the message says what to do.
         """
         try:
-            if needs := self._needs or await offloaded(self._script_needs):
+            if needs := self._needs or await offloaded(self._task_needs):
                 raise UnsupportedTask(needs[0])
             shared = await _shared()
             place = await self._place(shared)

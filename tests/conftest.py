@@ -55,6 +55,7 @@ CHECK = (
     "fuzz/test_fuzz.py::test_new_inputs_find_nothing",
     "gateway/test_inside.py",
     "gateway/test_openclaw",
+    "harbor_trials/",
     "invariants/test_bounded_memory.py",
     "invariants/test_desktops_hold.py",
     "invariants/test_faults_sandbox.py",

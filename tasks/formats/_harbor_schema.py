@@ -120,11 +120,11 @@ class Solution(_Section):
 
 
 class HarborStep(_Section):
-    """One of several steps. Only its name is read: tasks with steps are not supported."""
+    """One of several steps, which only Harbor itself runs."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    agent: Any = None
-    verifier: Any = None
+    agent: HarborAgent = HarborAgent()
+    verifier: Verifier = Verifier()
     min_reward: Any = None
     healthcheck: Any = None
     artifacts: Any = None
@@ -166,8 +166,7 @@ class HarborConfig(_Section):
             reasons.append(f"has {len(self.steps)} steps")
         for name, section in (("agent", self.agent), ("verifier", self.verifier)):
             reasons += section.network(name)
-            if section.user not in (None, "root", 0, "0"):
-                reasons.append(f"needs the user {section.user!r} ([{name}] user)")
+        reasons += self.users()
         if self.verifier.environment_mode == "separate" or self.verifier.environment is not None:
             reasons.append("needs a second image for its verifier ([verifier] environment)")
         if self.verifier.collect:
@@ -175,6 +174,16 @@ class HarborConfig(_Section):
         if self.solution.env:
             reasons += _resolved(self.solution.env, "solution")[1]
         return reasons + self.environment.variables()[1] + self.verifier.variables()[1]
+
+    def users(self) -> list[str]:
+        """A reason for each user other than root."""
+        parts = [("", self), *((f"steps {step.name} ", step) for step in self.steps or ())]
+        return [
+            f"needs the user {section.user!r} ([{where}{name}] user)"
+            for where, part in parts
+            for name, section in (("agent", part.agent), ("verifier", part.verifier))
+            if section.user not in (None, "root", 0, "0")
+        ]
 
     def limits(self, where: str) -> Limits:
         """The default limits, changed by those in the file. Raises :class:`TaskError` for one that is not positive."""

@@ -53,6 +53,7 @@ __all__ = [
     "place_of",
     "read_task",
     "script_needs",
+    "user_needs",
     "write_task",
 ]
 
@@ -314,6 +315,22 @@ def script_needs(folder: Path) -> list[str]:
     return reasons
 
 
+def user_needs(folder: Path) -> list[str]:
+    """A reason for each user other than root in the ``task.toml`` of ``folder``; none if it cannot be read."""
+    config = _config_of(folder)
+    return config.users() if config is not None else []
+
+
+def _config_of(folder: Path) -> HarborConfig | None:
+    from clawgym.tasks.formats._harbor_schema import HarborConfig
+    from clawgym.tasks.formats._schema import validated
+
+    try:
+        return validated(HarborConfig, tomllib.loads(read_text(folder, CONFIG)), str(folder / CONFIG))
+    except (TaskError, tomllib.TOMLDecodeError, RecursionError):
+        return None
+
+
 def _other_files(folder: Path) -> list[str]:
     """Reasons in files that have a meaning for Harbor."""
     meanings = {f"{part}/.harborignore": "leaves files out" for part in ("tests", "solution")}
@@ -359,7 +376,7 @@ def place_of(folder: Path, docker_image: str | None = None) -> HarborPlace:
     store = ImageStore()
     if docker_image and (found := store.find(docker_image)):
         return HarborPlace(docker_image, found.workdir)
-    if (ours := _written_here(folder.parent)) is not None and folder.name == "environment":
+    if folder.name == "environment" and (ours := _written_here(folder.parent)):
         return ours
     try:
         if ".dockerignore" in names:
@@ -383,23 +400,18 @@ def place_of(folder: Path, docker_image: str | None = None) -> HarborPlace:
 
 def _written_here(folder: Path) -> HarborPlace | None:
     """The place of a folder that :func:`write_task` wrote and nobody changed."""
-    from clawgym.tasks.formats._harbor_schema import HarborConfig
     from clawgym.tasks.formats._schema import Extras, validated
 
-    where = str(folder / CONFIG)
-    try:
-        document = tomllib.loads(read_text(folder, CONFIG))
-        if not isinstance(ours := document.get("metadata", {}).get("clawgym"), dict):
-            return None
-        config = validated(HarborConfig, document, where)
-        sandbox = _ours(folder, config, validated(Extras, ours, where))
-    except (TaskError, tomllib.TOMLDecodeError, RecursionError, AttributeError):
+    config = _config_of(folder)
+    if config is None or not isinstance(ours := config.metadata.get("clawgym"), dict):
         return None
+    sandbox = _ours(folder, config, validated(Extras, ours, f"{folder / CONFIG}: metadata.clawgym"))
     if sandbox is None:
         return None
     workspace = sandbox["workspace"]
-    files = {f"{workspace}/{file.path}": file for file in sandbox["inputs"]}
-    return HarborPlace(sandbox["image"], workspace, {}, files)
+    return HarborPlace(
+        sandbox["image"], workspace, files={f"{workspace}/{file.path}": file for file in sandbox["inputs"]}
+    )
 
 
 @formats.register("harbor")

@@ -268,6 +268,7 @@ REFUSED: dict[str, tuple[dict[str, str | None], str]] = {
         {"task.toml": MODE.format("allowlist") + "allowed_hosts = ['10.0.0.0/8']\n"},
         "IPv4 CIDR ranges is not supported",
     ),
+    "user": ({"task.toml": "[verifier]\nuser = 'tester'\n"}, "needs the user 'tester'"),
     "script": ({"tests/test.sh": "#!/bin/bash\nuvx pytest\n"}, "tests/test.sh needs the network: uvx.*--ek allow"),
 }
 
@@ -358,7 +359,7 @@ def run(tasks: Path, jobs: Path, *more: str) -> list[dict[str, Any]]:
         env=os.environ | QUIET,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=370,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(path.read_text()) for path in sorted(jobs.glob("*/*/result.json"))]
@@ -384,6 +385,7 @@ def traces() -> dict[str, set[str]]:
     }
 
 
+@pytest.mark.timeout(400)
 def test_many_trials_leave_nothing(tmp_path: Path) -> None:
     for number in range(4):
         written(tmp_path / f"tasks/task-{number}")
@@ -441,6 +443,18 @@ def is_sleeping() -> bool:
         except OSError:
             continue
     return False
+
+
+@pytest.mark.timeout(400)
+def test_rewards_are_those_of_clawgym_eval() -> None:
+    """The benchmark at a small size: solutions, no work and wrong solutions."""
+    program = Path(__file__).parents[2] / "benchmarks/harbor.py"
+    command = [sys.executable, str(program), "parity", "--tasks", "2", "--python", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=370)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "solutions        2 of 2 the same, mean reward 1.000" in done.stdout
+    assert "wrong solutions" in done.stdout
+    assert done.stdout.endswith("\n0 rewards differ\n"), done.stdout
 
 
 def test_steps_separate_verifier_and_artifacts(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clawgym.errors import TaskError
+from clawgym import load
+from clawgym.errors import TaskError, UnsupportedTask
 from clawgym.records import GradingMode, Limits, Task, TaskFile, VerifierSpec
 from clawgym.tasks.formats import harbor
 from clawgym.tasks.formats.clawgym import read_task as read_clawgym
@@ -109,6 +110,7 @@ UNSUPPORTED = [
     ("tests/test.sh", "uvx pytest /tests/test_outputs.py\n", "uvx"),
     ("solution/solve.sh", "pip install numpy\n", r"solution/solve\.sh needs the network"),
     ("tests/.harborignore", "*.pyc\n", "harborignore"),
+    ("trajectory.json", "{}", "a conversation that the agent continues"),
     ("task.toml", "[environment]\nallow_internet = true\n", "allow_internet"),
     ("task.toml", "[environment]\nnetwork_mode = 'public'\n", "network_mode"),
     ("task.toml", "[agent]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['x.org']\n", "network"),
@@ -129,6 +131,42 @@ def test_unsupported_folder_has_a_reason(folder, name, text, reason):
     task = harbor.read_task(folder)
     assert task.unsupported is not None
     assert re.search(reason, task.unsupported), task.unsupported
+
+
+def test_users_of_steps_are_found(folder):
+    steps = "[[steps]]\nname = 'one'\n[steps.agent]\nuser = 'app'\n"
+    (folder / "task.toml").write_text("[verifier]\nuser = 'root'\n" + steps)
+    assert harbor.user_needs(folder) == ["needs the user 'app' ([steps one agent] user)"]
+
+
+def test_place_of_an_environment(folder):
+    """What an environment in Harbor starts from: more than tasks here can hold."""
+    environment = folder / "environment"
+    lines = ("FROM ubuntu", "ENV A=b", "RUN mkdir /empty", "COPY run.sh /etc/run", "WORKDIR /usr/src")
+    (environment / "Dockerfile").write_text("\n".join(lines))
+    place = harbor.place_of(environment)
+    assert (place.image, place.workdir, place.env) == ("default", "/usr/src", {"A": "b"})
+    assert list(place.files) == ["/etc/run"]
+    assert place.folders == {"/empty", "/usr/src"}
+    (environment / "Dockerfile").write_text("FROM node:22\n")
+    with pytest.raises(harbor.MissingImage, match=r"environment/Dockerfile line 1 .* clawgym images build") as found:
+        harbor.place_of(environment)
+    assert str(found.value).endswith(f" --name {found.value.name}")
+    (environment / "Dockerfile").unlink()
+    assert harbor.place_of(environment, "debian:12").image == "default"
+    with pytest.raises(harbor.MissingImage, match="clawgym images add docker://own:1 --name own:1") as found:
+        harbor.place_of(environment, "own:1")
+    assert found.value.name is None, "nothing to build"
+    with pytest.raises(UnsupportedTask, match="Dockerfile: is missing"):
+        harbor.place_of(environment)
+
+
+def test_place_of_an_exported_task(tmp_path):
+    task = next(one for one in load("terminal-basic").tasks if one.inputs)
+    harbor.write_task(task, tmp_path / task.id)
+    place = harbor.place_of(tmp_path / task.id / "environment")
+    assert (place.image, place.workdir) == (task.image, task.workspace)
+    assert set(place.files) == {f"{task.workspace}/{file.path}" for file in task.inputs}
 
 
 SUPPORTED = [

@@ -44,10 +44,11 @@ async def test_variables_of_an_image_load_no_code_of_the_agent(tmp_path: Path, m
     (tmp_path / "cheat").mkdir()
     config = "schema_version = '1.0'\n[environment]\ndocker_image = 'own/image'\nworkdir = '/app'\n"
     cheat = "#!/bin/bash\nmkdir -p /opt; echo 'cat() { echo 42; }' > /opt/env.sh\n"
-    folder = written(tmp_path / "cheat", **{"task.toml": config, "solution/solve.sh": cheat})
+    folder = written(tmp_path / "cheat", **{"task.toml": config, "solution/solve.sh": cheat, "environment/given": "1"})
     (folder / "environment/Dockerfile").unlink()
     task = harbor.read_task(folder)
     assert task.unsupported is None
+    assert [file.path for file in task.inputs] == ["given"], "Harbor copies the folder into the working folder"
     namespace = backend("namespace")
     try:
         (found,) = await validate_solution(task, namespace, runs=1)
