@@ -122,7 +122,8 @@ def load(name: str | Path, *, limit: int | None = None, ids: Iterable[str] | Non
     """The task set called ``name``, or at the path ``name``.
 
     Args:
-        name: ``<set>``, ``<set>@<version>``, ``<set>:<category>``, ``<pack>:<split>``, a task folder, a folder of them, or a JSONL file;
+        name: ``<set>``, ``<set>@<version>``, ``<set>:<category>``, ``<pack>:<split>``, a task folder, a folder of them,
+            or a JSONL file;
             a Python file with tasks (``my_tasks.py``, ``my_tasks.py:train``), which is imported; or
             ``package.module:thing``, a pack that Python imports, and ``package.module:thing:<split>``.
             The version of a pack is its ``VERSION``, of a published set a Hub revision or a prefix of its content hash,

@@ -47,6 +47,11 @@ class Customer:
         self._stops, self._script = tuple(stops), list(script)
         self._messages: list[dict[str, Any]] = [{"role": "system", "content": prompt}]
 
+    @staticmethod
+    def speaker() -> str:
+        """The model that speaks, for run manifests."""
+        return os.environ.get(MODEL, "")
+
     async def answer(self, message: str, tools: Any = None) -> UserTurn | None:
         """What the model or the script says next, after the calls it makes."""
         text = await (self._scripted(tools) if self._model == SCRIPT else self._asked(message, tools))

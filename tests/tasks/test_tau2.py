@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from clawgym.agents import make_agent
-from clawgym.errors import AgentError, TaskSetNotFound
-from clawgym.records import Outcome, Task
+from clawgym.envs.toolcall import ToolCallEnv
+from clawgym.errors import AgentError, TaskError, TaskSetNotFound
+from clawgym.evaluation.runner import _user_of
+from clawgym.records import Outcome, Task, TaskSet
+from clawgym.records.manifest import make_manifest
 from clawgym.sandbox import Backend
 from clawgym.simulation.customer import BASE_URL, KEY, MODEL, SCRIPT, Customer
 from clawgym.tasks import load, read
@@ -185,6 +188,18 @@ async def test_model_of_the_customer_has_tools_of_its_own(
     assert json.loads(results[0])["on"] is True
     assert results[1] == "[error: there is no tool 'user_switch']", "the agent cannot do what the customer must do"
     assert [step.message for step in episode.steps if step.source == "user"][1:] == ["My line is dead."]
+
+
+def test_run_manifest_names_who_plays_the_customer(task: Task, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(MODEL, "gpt-5")
+    assert _user_of(task) == "customer (gpt-5)"
+    manifest = make_manifest("eval", TaskSet("t", (task,)), users={task.id: _user_of(task)})
+    assert manifest.tasks[task.id]["user"] == "customer (gpt-5)"
+
+
+def test_an_environment_refuses_a_dialogue(task: Task):
+    with pytest.raises(TaskError, match="use run_episode with tool-loop"):
+        ToolCallEnv().check(task)
 
 
 def test_customer_without_a_model_says_what_to_set(monkeypatch: pytest.MonkeyPatch):
