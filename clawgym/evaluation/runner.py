@@ -25,6 +25,7 @@ from clawgym.evaluation.schedule import MAX_ATTEMPTS, Schedule, finished_writing
 from clawgym.evaluation.summary import Summary, summarize
 from clawgym.records import Episode, Outcome, Task, TaskSet
 from clawgym.records.run_folder import SUMMARY, RunFolder, RunManifest, make_manifest, now
+from clawgym.registry import users
 from clawgym.rollout import Ended, EpisodeRequest, fault_of
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Backend
@@ -98,6 +99,7 @@ async def evaluate(
         baselines=baselines,
         grader=await describe_grader(config.task_set.tasks, config.backend),
         judged={task.id: judged_by(task.verifier) for task in config.task_set.tasks},
+        users={task.id: _user_of(task) for task in config.task_set.tasks},
     )
     with RunFolder.open(config.out, manifest) as folder:
         run = _Run(config, folder, baselines, run_episode or _default_episode())
@@ -116,6 +118,14 @@ async def evaluate(
         folder.write_json(SUMMARY, summary.to_dict())
         await asyncio.to_thread(_report, folder)
     return summary
+
+
+def _user_of(task: Task) -> str:
+    """The user of a dialogue and the model that speaks, such as ``customer (gpt-5)``."""
+    if task.dialogue is None or not task.dialogue.user:
+        return ""
+    speaker = getattr(users.get(task.dialogue.user), "speaker", None)
+    return f"{task.dialogue.user} ({speaker()})" if speaker is not None else task.dialogue.user
 
 
 def _baselines(config: EvalConfig) -> dict[str, float]:

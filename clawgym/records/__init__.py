@@ -3,7 +3,7 @@
 Invariant: records are frozen and hold no open resource.
 """
 
-from clawgym.records.dialogue import Dialogue, User, UserTurn
+from clawgym.records.dialogue import Dialogue, DialogueUser, UserTurn
 from clawgym.records.episode import Episode, Fault, Image, Observation, Outcome, Phase, Step, ToolCall, Usage
 from clawgym.records.grader import Grader, Submission
 from clawgym.records.result import VerifierResult
@@ -52,7 +52,7 @@ __all__ = [
     "ToolServer",
     "Turn",
     "Usage",
-    "User",
+    "DialogueUser",
     "UserTurn",
     "VerifierResult",
     "VerifierSpec",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Dialogue", "User", "UserTurn"]
+__all__ = ["Dialogue", "DialogueUser", "UserTurn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,16 @@ class Dialogue:
     """OpenAI function schemas of tools whose calls are recorded and not run. For tasks without tool servers."""
     withheld: tuple[str, ...] = ()
     """Tools that are not offered until a turn of the user names them."""
+    private: str = ""
+    """Tools of the servers whose names begin so are the user's, who calls them by the rest of the name; the agent
+    cannot call them. Empty: the user has no tools."""
 
     @property
     def as_json(self) -> list[Any]:
         """JSON values, for the content hash."""
         given = [list(turn) for turn in self.opening], self.user, dict(self.options)
-        return [*given, [dict(function) for function in self.functions], list(self.withheld)]
+        own = [self.private] if self.private else []
+        return [*given, [dict(function) for function in self.functions], list(self.withheld), *own]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,13 @@ class UserTurn:
     """Withheld tools that are offered from now on."""
 
 
-class User(Protocol):
+class DialogueUser(Protocol):
     """The other side of a :class:`Dialogue`. One instance for each episode."""
 
-    async def answer(self, message: str) -> UserTurn | None:
+    async def answer(self, message: str, tools: Any = None) -> UserTurn | None:
         """What the user says to a message of the agent; None ends the conversation.
+
+        ``tools``: the user's own (:class:`clawgym.tools.Tools`), if the task has any.
 
         Raises :class:`~clawgym.errors.EngineError` if a model that speaks for the user cannot be reached.
         """

@@ -59,7 +59,8 @@ class RunManifest:
     """``name``, ``version``, ``hash``, ``size``, ``problems``; ``license`` of a published set that states one."""
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By task id: ``hash``, ``verifier``, ``mode``, and where known ``category``, ``level``,
-    ``executes_agent_code``, ``judged_by``, ``floor`` (the no-model baseline), ``unsupported``."""
+    ``executes_agent_code``, ``judged_by``, ``user`` (of a dialogue), ``floor`` (the no-model baseline),
+    ``unsupported``."""
     agent: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -134,11 +135,12 @@ def make_manifest(
     baselines: Mapping[str, float] | None = None,
     grader: Mapping[str, Any] | None = None,
     judged: Mapping[str, str] | None = None,
+    users: Mapping[str, str] | None = None,
 ) -> RunManifest:
     """Make the manifest of a run that starts now. ``engine`` and ``sampling`` are taken from ``agent``.
 
     ``baselines``: no-model baseline by task id. ``judged``: by task id, the grader and its model if a model gives the
-    scores.
+    scores. ``users``: by task id, the user of a dialogue and its model.
     """
     agent = dict(agent or {})
     engine, sampling = agent.pop("engine", None) or {}, agent.pop("sampling", None) or {}
@@ -155,6 +157,7 @@ def make_manifest(
             "level": task.metadata.get("level") or task.metadata.get("difficulty") or None,
             "executes_agent_code": task.verifier.executes_agent_code,
             "judged_by": (judged or {}).get(task.id) or None,
+            "user": (users or {}).get(task.id) or None,
             "floor": (baselines or {}).get(task.id),
             "unsupported": task.unsupported and _FOLDERS.sub("", task.unsupported),
         }

@@ -37,7 +37,19 @@ from clawgym.errors import (
     traceback_of,
 )
 from clawgym.offload import offloaded
-from clawgym.records import Episode, Fault, GradingMode, Outcome, Phase, Step, Task, Turn, Usage, User, VerifierResult
+from clawgym.records import (
+    DialogueUser,
+    Episode,
+    Fault,
+    GradingMode,
+    Outcome,
+    Phase,
+    Step,
+    Task,
+    Turn,
+    Usage,
+    VerifierResult,
+)
 from clawgym.registry import users
 from clawgym.rollout.milestones import Milestones, MilestonesState, can_measure
 from clawgym.rollout.request import Ended, EpisodeRequest, reward_of
@@ -154,7 +166,7 @@ class Attempt:
         self.task = task
         """The task; from :meth:`open` on, a copy with all files in memory."""
         self.backend = backend
-        self.user: User | None = None
+        self.user: DialogueUser | None = None
         """Who answers in the task's dialogue; made anew for each attempt."""
         if task.dialogue is not None and task.dialogue.user:
             self.user = users.make(task.dialogue.user, **task.dialogue.options)

@@ -26,7 +26,7 @@ class ScriptedUser:
     def __init__(self, lines: list[Any]) -> None:
         self._lines = [_turn(line) for line in lines]
 
-    async def answer(self, message: str) -> UserTurn | None:
+    async def answer(self, message: str, tools: Any = None) -> UserTurn | None:
         """The next line."""
         return self._lines.pop(0) if self._lines else None
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, TypeVar
 
 from clawgym.errors import MissingDependency, TaskError
-from clawgym.records import Limits, Observation, Task, ToolCall
+from clawgym.records import Dialogue, Limits, Observation, Task, ToolCall
 from clawgym.sandbox.protocol import Backend, Sandbox
 from clawgym.tools._arguments import BadCall, check_schema, checked
 from clawgym.tools._sandboxes import sandbox_spec
@@ -35,7 +36,11 @@ class ServedTools:
     """
 
     def __init__(
-        self, servers: Sequence[Any], sandboxes: Sequence[Sandbox], limits: Limits, dialogue: bool = False
+        self,
+        servers: Sequence[Any],
+        sandboxes: Sequence[Sandbox],
+        limits: Limits,
+        dialogue: Dialogue | None = None,
     ) -> None:
         self.schemas: tuple[dict[str, Any], ...]
         self._servers = servers
@@ -44,6 +49,8 @@ class ServedTools:
         self._dialogue = dialogue
         self._parameters: dict[str, str] = {}
         self._where: dict[str, tuple[Any, str]] = {}
+        self.of_user: _OfUser | None = None
+        """The tools of the user of a dialogue."""
 
     @classmethod
     async def open(cls, task: Task, sandbox: Sandbox, backend: Backend) -> ServedTools:
@@ -65,7 +72,7 @@ class ServedTools:
             return server
 
         homes = [sandbox, *(None for _ in task.tools[1:])]
-        tools = cls(servers, sandboxes, task.limits, task.dialogue is not None)
+        tools = cls(servers, sandboxes, task.limits, task.dialogue)
         try:
             in_order = await _together([start(s, home) for s, home in zip(task.tools, homes, strict=True)])
             tools._offer(in_order, task.id)
@@ -87,12 +94,16 @@ class ServedTools:
                     schema = check_schema(tool.input_schema)
                 except ValueError as error:
                     raise TaskError(f"{where}: its inputSchema {error}: correct the server") from error
-                self._parameters[name] = _ANYTHING if self._dialogue else schema
+                self._parameters[name] = schema if self._dialogue is None else _ANYTHING
                 self._where[name] = server, tool.name
                 about = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
                 schemas.append({"type": "function", "function": about})
-        if self._dialogue:
-            self.schemas = tuple(schemas)
+        if self._dialogue is not None:
+            private = self._dialogue.private
+            own = [schema for schema in schemas if private and schema["function"]["name"].startswith(private)]
+            self.schemas = tuple(schema for schema in schemas if schema not in own)
+            if own:
+                self.of_user = _OfUser(self, private, own)
             return
         self._parameters[SUBMIT] = check_schema(SUBMIT_TOOL["function"]["parameters"])
         self.schemas = (*schemas, SUBMIT_TOOL)
@@ -105,6 +116,16 @@ class ServedTools:
         on_observation: Callable[[Observation], None] = ignore,
     ) -> list[Observation]:
         """See :class:`~clawgym.tools.protocol.Tools`."""
+        return await self._call_all(calls, timeout, on_observation, self.of_user.private if self.of_user else "")
+
+    async def _call_all(
+        self,
+        calls: Sequence[ToolCall],
+        timeout: float | None,
+        on_observation: Callable[[Observation], None],
+        closed: str = "",
+    ) -> list[Observation]:
+        """``closed``: the beginning of names that this caller may not call."""
         observations: list[Observation | None] = [None] * len(calls)
         lanes: dict[int, list[tuple[int, ToolCall]]] = {}
         for index, call in enumerate(calls):
@@ -113,7 +134,11 @@ class ServedTools:
 
         async def along(lane: Sequence[tuple[int, ToolCall]]) -> None:
             for index, call in lane:
-                observations[index] = observation = await self._one(call, timeout)
+                if closed and call.name.startswith(closed):
+                    observation: Observation = CallRefused(f"[error: there is no tool {call.name!r}]", call.id)
+                else:
+                    observation = await self._one(call, timeout)
+                observations[index] = observation
                 on_observation(observation)
 
         await _together([along(lane) for lane in lanes.values()])
@@ -138,6 +163,29 @@ class ServedTools:
             await asyncio.gather(*(server.aclose() for server in self._servers))
         finally:
             await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes))
+
+
+class _OfUser:
+    """The tools of a dialogue's user, called without the beginning of their names."""
+
+    def __init__(self, tools: ServedTools, private: str, schemas: Sequence[Mapping[str, Any]]) -> None:
+        self._tools, self.private = tools, private
+        functions = [schema["function"] for schema in schemas]
+        named = [{**function, "name": function["name"].removeprefix(private)} for function in functions]
+        self.schemas = tuple({"type": "function", "function": function} for function in named)
+
+    async def call_all(
+        self,
+        calls: Sequence[ToolCall],
+        *,
+        timeout: float | None = None,
+        on_observation: Callable[[Observation], None] = ignore,
+    ) -> list[Observation]:
+        """See :class:`~clawgym.tools.protocol.Tools`."""
+        own = [replace(call, name=self.private + call.name) for call in calls]
+        return await self._tools._call_all(own, timeout, on_observation)
+
+    async def aclose(self) -> None: ...
 
 
 def _module() -> Any:

@@ -301,7 +301,7 @@ def _script_value(text: str) -> Any:
 # -- turns
 
 
-class Stage:
+class ClassStage:
     """The objects that calls act on: one of each class, made from ``config``."""
 
     def __init__(self, names: Sequence[str], config: Mapping[str, Any], long: bool) -> None:
@@ -339,7 +339,7 @@ class Stage:
         given = [ast.literal_eval(value) for value in call.args]
         return self.call(call.func.id, *given, **{str(k.arg): ast.literal_eval(k.value) for k in call.keywords})
 
-    def same(self, other: Stage) -> bool:
+    def same(self, other: ClassStage) -> bool:
         """Whether the public attributes of all objects are those of ``other``."""
         return all(_public(made) == _public(other.objects[name]) for name, made in self.objects.items())
 
@@ -359,7 +359,7 @@ def _played(data: Mapping[str, Any]) -> bool:
     made = turns(transcript())
     if len(made) != len(data["answers"]):
         return False
-    agent, reference = (Stage(data["classes"], data["config"], data["long"]) for _ in range(2))
+    agent, reference = (ClassStage(data["classes"], data["config"], data["long"]) for _ in range(2))
     seen: list[str] = []
     for number, (replies, answers) in enumerate(zip(made, data["answers"], strict=True), start=1):
         acting = [calls for calls in replies if calls]

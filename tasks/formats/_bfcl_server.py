@@ -21,7 +21,7 @@ def main() -> None:
 
     with open(os.path.join(FOLDER, "scene.json"), encoding="utf-8") as file:
         scene = json.load(file)
-    stage = bfcl_checks.Stage(scene["classes"], scene["config"], scene["long"])
+    stage = bfcl_checks.ClassStage(scene["classes"], scene["config"], scene["long"])
     out, sys.stdout = sys.stdout, sys.stderr  # a class may print
     for line in sys.stdin:
         request = json.loads(line)

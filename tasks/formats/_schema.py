@@ -96,6 +96,7 @@ class DialogueEntry(_Strict):
     options: dict[str, Any] = {}
     functions: list[dict[str, Any]] = []
     withheld: list[str] = []
+    private: str = ""
 
 
 class Extras(_Strict):
@@ -219,7 +220,9 @@ class Extras(_Strict):
             raise TaskError(
                 f"{where}: field clawgym.dialogue.opening: role {strange[0]!r}: use system, user or assistant"
             )
-        return Dialogue(opening, given.user, given.options, tuple(given.functions), tuple(given.withheld))
+        return Dialogue(
+            opening, given.user, given.options, tuple(given.functions), tuple(given.withheld), given.private
+        )
 
     def task(
         self,
@@ -331,6 +334,7 @@ def _dialogue(given: Dialogue | None) -> DialogueEntry | None:
         options=dict(given.options),
         functions=functions,
         withheld=list(given.withheld),
+        private=given.private,
     )
 
 

@@ -186,6 +186,15 @@ async def test_user_speaks_by_the_script_and_offers_the_missing_function(
     assert results[2] == "None"
 
 
+def test_a_category_can_be_named(package: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CLAWGYM_DATA", str(package.parent))
+    tasks = load("BFCL:irrelevance")
+    assert (tasks.name, [task.id for task in tasks.tasks]) == ("BFCL:irrelevance", ["irrelevance_0"])
+    assert tasks.license == "Apache-2.0"
+    with pytest.raises(TaskSetNotFound, match=r"no category 'irelevance'\. Did you mean 'irrelevance'\?"):
+        load("BFCL:irelevance")
+
+
 def test_answers_are_not_in_the_agents_sandbox(tasks: dict[str, Task]):
     task = tasks["multi_turn_miss_func_0"]
     assert {file.path for file in task.tools[0].files} >= {"server.py", "scene.json"}
