@@ -104,9 +104,7 @@ PUBLISHED: dict[str, Published] = {
     ),
     "SWE-bench-Verified": Published(
         "500 issues of Python repositories, as rows",
-        "SWE-bench_Verified",
-        "SWE-bench/SWE-bench_Verified",
-        "data/test-00000-of-00001.parquet",
+        "SWE-bench_Verified/data/test-00000-of-00001.parquet",
         home="https://huggingface.co/datasets/SWE-bench/SWE-bench_Verified",
     ),
 }
