@@ -77,8 +77,7 @@ PUBLISHED: dict[str, Published] = {
         "369 tasks for a desktop, in OSWorld's form of July 2025 and later (OSWorld-Verified)",
         "OSWorld/evaluation_examples",
         format="osworld",
-        home="https://github.com/xlang-ai/OSWorld, with the files of xlangai/ubuntu_osworld_file_cache on the Hub beside "
-        "its folder examples",
+        home="https://github.com/xlang-ai/OSWorld, with xlangai/ubuntu_osworld_file_cache of the Hub beside examples",
         license="Apache-2.0",
     ),
     "Terminal-Bench-2": Published(

@@ -8,10 +8,8 @@ the task gives it, as OSWorld does.
 from __future__ import annotations
 
 import dataclasses
-import json
 import posixpath
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,11 +22,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from clawgym.errors import ClawGymError, TaskError
 from clawgym.records import Layer, TaskFile, VerifierSpec
 from clawgym.tasks import layers
-from clawgym.tasks.formats import _osworld_programs as programs
 from clawgym.tasks.formats._files import read_text
 from clawgym.tasks.formats._osworld_checks import METRICS, OPTIONS
 from clawgym.tasks.formats._osworld_programs import reason
-from clawgym.tasks.formats._osworld_setup import HOME, Setup, check_reading, command_text, text_field
+from clawgym.tasks.formats._osworld_setup import Setup, check_reading, command_text, text_field
 from clawgym.tasks.mathematics import checker
 
 __all__ = ["OFFICE_FOLDER", "Evaluator", "Plan", "Step", "Strict", "office_layer", "plan"]
@@ -321,8 +318,6 @@ class Plan:
 def office_layer() -> tuple[Layer, str | None]:
     """The layer at :data:`OFFICE_FOLDER`, which is prepared at first use; and the reason if it cannot be prepared."""
     lock = layers.read_lock(resources.files("clawgym.tasks").joinpath("office_lock.json").read_text("utf-8"))
-    if layers.cached(lock) is None:
-        print("preparing openpyxl, python-docx and python-pptx on this machine (once) ...", file=sys.stderr)
     try:
         return layers.prepare(lock), None
     except ClawGymError as error:

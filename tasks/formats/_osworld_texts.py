@@ -33,7 +33,7 @@ def _read(path: str) -> str:
 
 
 def ratio(one: str, other: str) -> float:
-    """The similarity of two texts in [0, 1]: twice the length of their longest common subsequence, over both lengths."""
+    """The similarity of two texts in [0, 1]: twice the length of the longest common subsequence, over both lengths."""
     if not one and not other:
         return 1.0
     masks: dict[str, int] = {}
@@ -166,7 +166,7 @@ def slide_background(path: str, number: int) -> str | None:
 
 
 def compare_csv(got: Any, expected: Any, options: Options) -> float:
-    """The same lines as one of the expected files, up to blanks without ``strict`` and capitals with ``ignore_case``."""
+    """The lines of one of the expected files, up to blanks without ``strict`` and capitals with ``ignore_case``."""
 
     def lines(path: str) -> list[str]:
         for encoding in ("utf-8", "utf-8-sig", "latin-1"):

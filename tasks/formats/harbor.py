@@ -111,7 +111,10 @@ def read_task(folder: Path) -> Task:
 _KINDS = (
     ("network", r"needs the network|\bnetwork"),
     ("image not here", r"\bimages?\b|Dockerfile|\bbase\b"),
-    ("platform", r"GPU|TPU|Windows|host's variable|another user|\buser\b|MCP|health|containers|steps|environment\b.*os"),
+    (
+        "platform",
+        r"GPU|TPU|Windows|host's variable|another user|\buser\b|MCP|health|containers|steps|environment\b.*os",
+    ),
 )
 
 
