@@ -75,6 +75,7 @@ _PLATFORM = {
     *("accessibility_tree", "vm_terminal_output", "vm_wallpaper", "vm_screen_size", "vm_window_size"),
     *("default_video_player", "vlc_playing_info", "vscode_config"),
 }
+_GNOME = {"is_utc_0", "check_gnome_favorite_apps", "check_text_enlarged"}
 _NETWORK = {
     *("active_tab_html_parse", "active_tab_info", "active_tab_url_parse", "active_url_from_accessTree"),
     *("open_tabs_info", "url_dashPart", "url_path_parse", "page_info", "googledrive_file", "pdf_from_url"),
@@ -357,6 +358,8 @@ def _supported(evaluator: Evaluator) -> None:
         if kind in _NETWORK:
             raise reason("network", f"its evaluator looks at {kind!r}")
     for func in evaluator.func:
+        if func in _GNOME:
+            raise reason("platform", f"its evaluator is {func!r}")
         if func not in known:
             raise reason("ours", f"its evaluator is {func!r}")
 

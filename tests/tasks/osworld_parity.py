@@ -1,6 +1,7 @@
 """Run by a Python that has OSWorld's packages: score made documents by OSWorld's own functions and by ours.
 
-``argv``: a copy of OSWorld, our folder ``tasks/formats``, an empty folder for the documents. Prints a list of
+``argv``: a copy of OSWorld, our folder ``tasks/formats``, an empty folder for the documents, and one of
+:data:`SECTIONS`. Prints a list of
 ``[function, case, OSWorld's score, our score]``; a function that raises has the score 0, as an evaluation has then.
 """
 
@@ -753,14 +754,21 @@ def of_pictures() -> Iterator[Case]:
         yield "check_pdf_pages", path, {"relation": relation, "ref_value": 2}, {}
 
 
+SECTIONS = {
+    "texts": of_texts,
+    "documents": of_documents,
+    "slides": of_slides,
+    "tables": of_tables,
+    "pictures": of_pictures,
+}
+
+
 def main() -> None:
     out, sys.stdout = sys.stdout, io.StringIO()  # OSWorld's functions print and log what they compare
     logging.disable(logging.CRITICAL)
     their, our = theirs(), ours()
     found = []
-    for func, result, expected, options in itertools.chain(
-        of_texts(), of_documents(), of_slides(), of_tables(), of_pictures()
-    ):
+    for func, result, expected, options in SECTIONS[sys.argv[4]]():
         scores = []
         for call in (
             lambda f=func, r=result, e=expected, o=options: getattr(their, f)(*([r] if e is None else [r, e]), **o),
