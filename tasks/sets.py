@@ -79,8 +79,7 @@ PUBLISHED: dict[str, Published] = {
         "369 tasks for a desktop, in OSWorld's form of July 2025 and later (OSWorld-Verified)",
         "OSWorld/evaluation_examples",
         format="osworld",
-        home="https://github.com/xlang-ai/OSWorld, with the files of xlangai/ubuntu_osworld_file_cache on the Hub beside "
-        "its folder examples",
+        home="https://github.com/xlang-ai/OSWorld, with xlangai/ubuntu_osworld_file_cache of the Hub beside examples",
         license="Apache-2.0",
     ),
     "Terminal-Bench-2": Published(
@@ -106,9 +105,7 @@ PUBLISHED: dict[str, Published] = {
     ),
     "SWE-bench-Verified": Published(
         "500 issues of Python repositories, as rows",
-        "SWE-bench_Verified",
-        "SWE-bench/SWE-bench_Verified",
-        "data/test-00000-of-00001.parquet",
+        "SWE-bench_Verified/data/test-00000-of-00001.parquet",
         home="https://huggingface.co/datasets/SWE-bench/SWE-bench_Verified",
     ),
     "tau2-bench": Published(

@@ -246,7 +246,7 @@ class DesktopStep:
     """One step that the library takes on a desktop, before the agent's first action or after its last."""
 
     kind: Literal["run", "start", "focus", "close", "act", "wait"]
-    """``run`` a program until it ends. ``start`` a program, which opens a window. ``focus`` or ``close`` the window of a
+    """``run`` a program until it ends. ``start`` a program, which opens a window. ``focus`` or ``close`` a window by
     title. ``act``: perform an action of ``computer_use``. ``wait`` some seconds."""
     words: tuple[str, ...] = ()
     """The program with its arguments; the title, or a part of it; the action's arguments as JSON; the seconds."""

@@ -8,10 +8,8 @@ the task gives it, as OSWorld does.
 from __future__ import annotations
 
 import dataclasses
-import json
 import posixpath
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,11 +22,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from clawgym.errors import ClawGymError, TaskError
 from clawgym.records import Layer, TaskFile, VerifierSpec
 from clawgym.tasks import layers
-from clawgym.tasks.formats import _osworld_programs as programs
 from clawgym.tasks.formats._files import read_text
 from clawgym.tasks.formats._osworld_checks import METRICS, OPTIONS
 from clawgym.tasks.formats._osworld_programs import reason
-from clawgym.tasks.formats._osworld_setup import HOME, Setup, check_reading, command_text, text_field
+from clawgym.tasks.formats._osworld_setup import Setup, check_reading, command_text, text_field
 from clawgym.tasks.mathematics import checker
 
 __all__ = ["OFFICE_FOLDER", "Evaluator", "Plan", "Step", "Strict", "office_layer", "plan"]
@@ -78,6 +75,7 @@ _PLATFORM = {
     *("accessibility_tree", "vm_terminal_output", "vm_wallpaper", "vm_screen_size", "vm_window_size"),
     *("default_video_player", "vlc_playing_info", "vscode_config"),
 }
+_GNOME = {"is_utc_0", "check_gnome_favorite_apps", "check_text_enlarged"}
 _NETWORK = {
     *("active_tab_html_parse", "active_tab_info", "active_tab_url_parse", "active_url_from_accessTree"),
     *("open_tabs_info", "url_dashPart", "url_path_parse", "page_info", "googledrive_file", "pdf_from_url"),
@@ -321,8 +319,6 @@ class Plan:
 def office_layer() -> tuple[Layer, str | None]:
     """The layer at :data:`OFFICE_FOLDER`, which is prepared at first use; and the reason if it cannot be prepared."""
     lock = layers.read_lock(resources.files("clawgym.tasks").joinpath("office_lock.json").read_text("utf-8"))
-    if layers.cached(lock) is None:
-        print("preparing openpyxl, python-docx and python-pptx on this machine (once) ...", file=sys.stderr)
     try:
         return layers.prepare(lock), None
     except ClawGymError as error:
@@ -362,6 +358,8 @@ def _supported(evaluator: Evaluator) -> None:
         if kind in _NETWORK:
             raise reason("network", f"its evaluator looks at {kind!r}")
     for func in evaluator.func:
+        if func in _GNOME:
+            raise reason("platform", f"its evaluator is {func!r}")
         if func not in known:
             raise reason("ours", f"its evaluator is {func!r}")
 

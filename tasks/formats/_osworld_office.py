@@ -15,6 +15,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import osworld_texts as texts
@@ -446,19 +447,18 @@ class _SlideComparison:
                     return False
             elif not box:
                 return False
-        if self.on("right_position") and number == 2 and not any(written):
-            if one.left <= other.left or one.left < 4320000:
-                return False
-        if self.on("top_position") and number == 2 and kinds == (_PICTURE, _PICTURE):
-            if one.top >= other.top or one.top > 1980000:
-                return False
+        second = number == 2
+        if self.on("right_position") and second and not any(written) and one.left <= max(other.left, 4319999):
+            return False
+        pictures = kinds == (_PICTURE, _PICTURE)
+        if self.on("top_position") and second and pictures and one.top >= min(other.top, 1980001):
+            return False
         moved = same_text and one.text == "Elaborate on what you want to discuss."
         if self.on("shape_for_shift_size") and not box and not moved:
             return False
         if self.on("shape") and not box:
             return False
         if self.on("image_size"):
-            pictures = kinds == (_PICTURE, _PICTURE)
             sized = self._near(one.width, other.width) and self._near(one.height, other.height)
             if not (sized if pictures else box):
                 return False
@@ -614,7 +614,7 @@ def check_image_stretch_and_center(got: Any, expected: Any, options: Options) ->
     return float(all(abs(distance) <= 457200 for distance in off))
 
 
-def check_slide_orientation_Portrait(got: Any, rules: Any, options: Options) -> float:  # noqa: N802  # its name
+def check_slide_orientation_Portrait(got: Any, rules: Any, options: Options) -> float:  # its name
     deck = _presentation(got)
     return float(deck.slide_width < deck.slide_height)
 
@@ -769,7 +769,7 @@ class _TableComparison:
     def _style(self, rule: Options) -> bool:
         both = []
         for key, sheet in zip(("sheet_idx0", "sheet_idx1"), self._both(rule), strict=True):
-            both.append(_styles(sheet, rule, lambda r, c, at=self._at(rule[key]): self._stored(*at, r, c)))
+            both.append(_styles(sheet, rule, partial(self._stored, *self._at(rule[key]))))
         return both[0] == both[1]
 
     def _freeze(self, rule: Options) -> bool:

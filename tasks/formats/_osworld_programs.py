@@ -183,6 +183,7 @@ def stop(name: str) -> DesktopStep:
 
 # -- pyautogui
 
+
 def acts(source: str) -> list[DesktopStep] | None:
     """The steps of a Python script that only calls ``pyautogui`` and sleeps; None for another script.
 

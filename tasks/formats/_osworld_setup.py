@@ -58,7 +58,8 @@ _TERMINALS = re.compile(r"(?:export [^\n]*\n)?gnome-terminal(?: --maximize)?(?: 
 _OPENS = re.compile(r"(?:export [^\n]*\n)?xdg-open (\S+)\s*")
 _ASSIGNED = re.compile(r"\b[a-z_]+=\$\(((?:[^()\"']|\"[^\"]*\"|'[^']*')*)\)")
 _INSTALLS = re.compile(
-    r"(?:echo \S+ \| )?(?:sudo -S )?apt(?:-get)? (?:update(?: -y)?|install (?:-y )?(?P<name>[a-z0-9-]+)(?: -y)?)\s*(?:&&|;|$)\s*"
+    r"(?:echo \S+ \| )?(?:sudo -S )?apt(?:-get)? "
+    r"(?:update(?: -y)?|install (?:-y )?(?P<name>[a-z0-9-]+)(?: -y)?)\s*(?:&&|;|$)\s*"
 )
 
 

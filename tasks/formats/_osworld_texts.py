@@ -33,7 +33,7 @@ def _read(path: str) -> str:
 
 
 def ratio(one: str, other: str) -> float:
-    """The similarity of two texts in [0, 1]: twice the length of their longest common subsequence, over both lengths."""
+    """The similarity of two texts in [0, 1]: twice the length of the longest common subsequence, over both lengths."""
     if not one and not other:
         return 1.0
     masks: dict[str, int] = {}
@@ -118,7 +118,16 @@ def compare_config(got: Any, rules: Any, options: Options) -> float:
 
 
 def compare_python_pure_text(got: Any, expected: Any, options: Options) -> float:
-    return float("".join(_read(got).split()) == "".join(_read(expected).split()))
+    """The same lines that are not empty, without a first line for the system or the encoding, up to trailing blanks."""
+
+    def lines(path: str) -> list[str]:
+        found = _read(path).splitlines()
+        for _ in range(3):
+            if found and found[0].strip().startswith(("#!", "# -*- coding:", "# coding:", "# coding=")):
+                del found[0]
+        return [line.expandtabs(4).rstrip() for line in found if line.strip()]
+
+    return float(lines(got) == lines(expected))
 
 
 def file_contains(got: Any, rules: Any, options: Options) -> float:
@@ -166,13 +175,13 @@ def slide_background(path: str, number: int) -> str | None:
 
 
 def compare_csv(got: Any, expected: Any, options: Options) -> float:
-    """The same lines as one of the expected files, up to blanks without ``strict`` and capitals with ``ignore_case``."""
+    """The lines of one of the expected files, up to blanks without ``strict`` and capitals with ``ignore_case``."""
 
     def lines(path: str) -> list[str]:
         for encoding in ("utf-8", "utf-8-sig", "latin-1"):
             try:
                 with open(path, encoding=encoding) as file:
-                    found = list(file)
+                    found = file.read().splitlines()
                 break
             except UnicodeError:
                 continue

@@ -98,7 +98,9 @@ def read_task(folder: Path) -> Task:
     sandbox = _ours(folder, config, extras) if extras else None
     if sandbox is None:
         sandbox, reasons = _environment(folder, config, where)
-        reasons = [*config.unsupported(), *script_needs(folder), *_other_files(folder), *reasons]
+        reasons = [
+            _kinded(why) for why in (*config.unsupported(), *script_needs(folder), *_other_files(folder), *reasons)
+        ]
     if extras:
         limits = extras.read_limits(f"{where}: metadata.clawgym", limits)
         reasons = [extras.unsupported] if extras.unsupported else reasons
@@ -118,6 +120,22 @@ def read_task(folder: Path) -> Task:
         origin=str(folder),
         **sandbox,
     )
+
+
+_KINDS = (
+    ("network", r"needs the network|\bnetwork"),
+    ("image not here", r"\bimages?\b|Dockerfile|\bbase\b"),
+    (
+        "platform",
+        r"GPU|TPU|Windows|host's variable|another user|\buser\b|MCP|health|containers|steps|environment\b.*os",
+    ),
+)
+
+
+def _kinded(why: str) -> str:
+    """``why`` after its kind: ``network``, ``image not here``, ``platform`` (what this machine or its user lacks) or
+    ``ours``."""
+    return f"{next((kind for kind, pattern in _KINDS if re.search(pattern, why)), 'ours')}: {why}"
 
 
 def write_task(task: Task, folder: Path) -> None:

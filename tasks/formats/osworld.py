@@ -27,8 +27,8 @@ from pydantic import Field
 from clawgym.errors import TaskError
 from clawgym.records import Desktop, Limits, Task
 from clawgym.registry import formats
-from clawgym.tasks.formats._files import check_files, check_task_id, parse_json, read_text
 from clawgym.tasks.formats import _osworld_programs as programs
+from clawgym.tasks.formats._files import check_files, check_task_id, parse_json, read_text
 from clawgym.tasks.formats._osworld_evaluator import Evaluator, Plan, Step, Strict, plan
 from clawgym.tasks.formats._osworld_setup import CACHE, HOME, NotSupported, Setup
 from clawgym.tasks.formats._schema import validated
@@ -47,8 +47,8 @@ REASONS = ("image not here", "network", "platform", "ours")
 class _Example(Strict):
     id: str
     instruction: Annotated[str, Field(pattern=r"\S")]
-    config: list[Step] = []
-    related_apps: list[str] = []
+    config: list[Step] = Field(default=[])
+    related_apps: list[str] = Field(default=[])
     evaluator: Evaluator
     proxy: Any = None
     source: Any = None
@@ -150,7 +150,11 @@ def _check_offline(example: _Example, found: Plan) -> None:
     browses = {app.lower() for app in example.related_apps} & {"chrome", "browser"}
     if found.infeasible or found.profile:
         return
-    if example.proxy is True or (browses and len(example.related_apps) > 1) or re.search(r"https?://", example.instruction):
+    if (
+        example.proxy is True
+        or (browses and len(example.related_apps) > 1)
+        or re.search(r"https?://", example.instruction)
+    ):
         raise programs.reason("network", "its agent works with pages of the web")
 
 

@@ -86,7 +86,8 @@ def read_row(value: Mapping[str, Any], where: str = "row") -> Task:
     try:
         return _with_repository(task, row)
     except UnsupportedTask as error:
-        return dataclasses.replace(task, unsupported=str(error))
+        why = str(error)
+        return dataclasses.replace(task, unsupported=why if why.startswith("ours:") else f"image not here: {why}")
     except TaskError as error:
         raise TaskError(f"{where}: {error}") from error
 
@@ -102,10 +103,12 @@ def _with_repository(task: Task, row: _Row) -> Task:
     """``task`` with the files and dependencies of its repository. Raises :class:`UnsupportedTask` if they are
     missing."""
     if row.repo in _NOT_PYTEST:
-        raise UnsupportedTask(f"{row.repo}: {_NOT_PYTEST[row.repo]}, and only pytest is supported: leave the row out")
+        raise UnsupportedTask(
+            f"ours: {row.repo}: {_NOT_PYTEST[row.repo]}, and only pytest is supported: leave the row out"
+        )
     odd = [test for test in (*row.FAIL_TO_PASS, *row.PASS_TO_PASS) if "::" not in test]
     if odd:
-        raise UnsupportedTask(f"{row.repo}: {odd[0]!r} is not a pytest id (FILE::NAME): leave the row out")
+        raise UnsupportedTask(f"ours: {row.repo}: {odd[0]!r} is not a pytest id (FILE::NAME): leave the row out")
     inputs = files_at(row.repo, row.base_commit)
     by_path = {file.path: file for file in inputs}
     overlay = _hidden(row, by_path)

@@ -161,7 +161,10 @@ FILE = {"type": "vm_file", "path": "~/a.txt", "dest": "a.txt"}
     ("evaluator", "named"),
     [
         (("compare_audios", FILE, RULE), "ours: its evaluator is 'compare_audios'"),
-        (("exact_match", {"type": "vm_terminal_output"}, RULE), "platform: its evaluator looks at 'vm_terminal_output'"),
+        (
+            ("exact_match", {"type": "vm_terminal_output"}, RULE),
+            "platform: its evaluator looks at 'vm_terminal_output'",
+        ),
         (("exact_match", {"type": "active_tab_info"}, RULE), "network: its evaluator looks at 'active_tab_info'"),
         (("exact_match", {"type": "cache_file", "path": "x"}, RULE), "which it does not make"),
         (("exact_match", {"type": "vm_file", "path": "/etc/passwd"}, RULE), "/etc/passwd"),
@@ -203,7 +206,11 @@ def test_file_of_the_evaluator_is_not_among_the_inputs(tmp_path: Path):
     ]
     rules = {"type": "rule", "rules": {"include": ["ok"]}}
     path = evaluated(
-        tmp_path, "check_include_exclude", {"type": "vm_command_line", "command": "bash eval.sh"}, rules, postconfig=steps
+        tmp_path,
+        "check_include_exclude",
+        {"type": "vm_command_line", "command": "bash eval.sh"},
+        rules,
+        postconfig=steps,
     )
     (path.with_suffix("") / "eval.sh").write_text("echo ok")
     task = osworld.read_task(path)
@@ -221,7 +228,10 @@ def test_config_becomes_opening_steps(tmp_path: Path):
         {"type": "execute", "parameters": {"command": "tar -xf ~/a.tar", "shell": True}},
         {"type": "launch", "parameters": {"command": ["google-chrome", "--remote-debugging-port=1337"]}},
         {"type": "launch", "parameters": {"command": ["socat", "tcp-listen:9222,fork", "tcp:localhost:1337"]}},
-        {"type": "launch", "parameters": {"command": "VLC_VERBOSE=-1 vlc --no-audio '/home/user/a b.mp4'", "shell": True}},
+        {
+            "type": "launch",
+            "parameters": {"command": "VLC_VERBOSE=-1 vlc --no-audio '/home/user/a b.mp4'", "shell": True},
+        },
         {"type": "activate_window", "parameters": {"window_name": "VLC"}},
         {
             "type": "execute",
@@ -369,7 +379,8 @@ def test_other_scripts_run_in_the_sandbox(command: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "command", ["if [ -f ~/a ]; then echo yes; else echo no; fi", "grep -c x ~/a 2>/dev/null | wc -l", "ls -R ~", "a=$(cat ~/b)"]
+    "command",
+    ["if [ -f ~/a ]; then echo yes; else echo no; fi", "grep -c x ~/a 2>/dev/null | wc -l", "ls -R ~", "a=$(cat ~/b)"],
 )
 def test_read_only_commands_are_supported(command: str):
     check_reading(command)
@@ -377,7 +388,16 @@ def test_read_only_commands_are_supported(command: str):
 
 @pytest.mark.parametrize(
     "command",
-    ["python3 ~/a.py", "cat $(which x)", "echo $SHELL", "bash eval.sh", "cat /etc/passwd", "echo a > b", "ps -ef", "x=$(rm ~/a)"],
+    [
+        "python3 ~/a.py",
+        "cat $(which x)",
+        "echo $SHELL",
+        "bash eval.sh",
+        "cat /etc/passwd",
+        "echo a > b",
+        "ps -ef",
+        "x=$(rm ~/a)",
+    ],
 )
 def test_other_commands_are_unsupported(command: str):
     with pytest.raises(NotSupported):

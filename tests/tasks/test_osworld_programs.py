@@ -139,5 +139,12 @@ async def test_setting_of_chromium_is_read_from_its_profile(tmp_path: Path, back
     # The page is drawn in pieces, and nothing else in the sandbox tells when the last one is there.
     waits = [{"action": "wait", "seconds": 10}] * 2
     switch, confirm = ({"action": "left_click", "coordinate": place} for place in ([1259, 611], [1160, 679]))
-    steps = (key("ctrl", "l"), typed("chrome://settings/cookies\n"), *waits, switch, {"action": "wait", "seconds": 2}, confirm)
+    steps = (
+        key("ctrl", "l"),
+        typed("chrome://settings/cookies\n"),
+        *waits,
+        switch,
+        {"action": "wait", "seconds": 2},
+        confirm,
+    )
     assert await solved(task, backend, *steps)

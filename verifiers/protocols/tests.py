@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from clawgym.records import Task
 from clawgym.sandbox.protocol import Sandbox
 from clawgym.verifiers.protocols.base import LOG_BYTES, MAX_STDOUT, VerifierProtocol, VerifierReport, failure_of, log_of
 
-__all__ = ["TESTS_REWARD_SH", "StandardTests"]
+__all__ = ["TESTS_REWARD_SH", "StandardTests", "checks_of"]
 
 TESTS_REWARD_SH = """\
 #!/usr/bin/env bash
@@ -47,8 +48,13 @@ class StandardTests(VerifierProtocol):
                 raise TypeError
         except (ValueError, TypeError, KeyError, RecursionError):
             return VerifierReport(0.0, cause="output", log=log_of(done))
-        checks = {test: float(outcome in ("passed", "xfailed")) for test, outcome in outcomes.items()}
+        checks = checks_of(outcomes)
         resolved = cause is None and bool(checks) and all(checks.values())
         failed = [f"{outcome} {test}" for test, outcome in outcomes.items() if not checks[test]]
         log = "\n".join([*failed[:200], done.stderr.decode("utf-8", "backslashreplace")[-2 * LOG_BYTES :]])
         return VerifierReport(float(resolved), checks, cause, log)
+
+
+def checks_of(outcomes: Mapping[str, str]) -> dict[str, float]:
+    """Test -> 1 if it passed or failed as expected, else 0. A task is resolved if all of them are 1."""
+    return {test: float(outcome in ("passed", "xfailed")) for test, outcome in outcomes.items()}

@@ -1,0 +1,40 @@
+"""Run by a Python that has swebench: its own verdict on outcomes of tests.
+
+Reads from stdin a list of ``[fail_to_pass, pass_to_pass, {test: status}]``, prints the list of resolution statuses.
+Packages that are missing are replaced by empty ones: the verdict uses none of them.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+from typing import Any
+from unittest.mock import MagicMock
+
+
+class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds what nobody else finds."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec:
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> Any:
+        module = MagicMock(name=spec.name)
+        module.__path__ = []
+        module.__spec__ = spec
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+sys.meta_path.append(Missing())
+from swebench.harness import grading  # noqa: E402  # with the finder in place
+
+found = []
+for first, second, statuses in json.load(sys.stdin):
+    gold = {"FAIL_TO_PASS": first, "PASS_TO_PASS": second}
+    found.append(grading.get_resolution_status(grading.get_eval_tests_report(statuses, gold)))
+print(json.dumps(found))
