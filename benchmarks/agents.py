@@ -122,17 +122,15 @@ def written(task: Task) -> dict[str, str]:
 
 
 def chosen(pack: str, count: int) -> list[Task]:
-    """``count`` tasks of ``pack`` with small solutions, of different kinds."""
-    kinds: dict[str, tuple[int, Task]] = {}
+    """``count`` tasks of ``pack`` with small solutions, of as many kinds as there are."""
+    kinds: dict[str, list[tuple[int, str, Task]]] = {}
     for task in clawgym.load(pack).tasks:
-        kind = task.id.rpartition("-")[0]
-        try:
-            size = sum(map(len, written(task).values()))
-        except (UnicodeDecodeError, subprocess.TimeoutExpired):
-            continue
-        if len(solution_command(task)) < 8_000 and size < kinds.get(kind, (size + 1, task))[0]:
-            kinds[kind] = (size, task)
-    return [task for _, task in sorted(kinds.values(), key=lambda found: found[0])[:count]]
+        if len(solution_command(task)) < 8_000:  # one reply has at most 8,192 tokens
+            with contextlib.suppress(UnicodeDecodeError, subprocess.TimeoutExpired):
+                size = sum(map(len, written(task).values()))
+                kinds.setdefault(task.id.rpartition("-")[0], []).append((size, task.id, task))
+    ranked = [(rank, *found) for of in kinds.values() for rank, found in enumerate(sorted(of)[:count])]
+    return [task for *_, task in sorted(ranked)[:count]]
 
 
 @dataclass
