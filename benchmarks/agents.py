@@ -291,7 +291,8 @@ async def lie(name: str, what: str, task: Task, folder: Path, backend: Backend) 
     async with working(Script(name, [task], what), folder) as (agent, _):
         episode = await attempt(agent, task, backend)
     cause = f" ({episode.cause})" if episode.cause else ""
-    return f"{episode.outcome}{cause}, {len(episode.turns)} calls, {len(sequences_of(episode.turns))} rows"
+    counts = {"call": len(episode.turns), "sequence": len(sequences_of(episode.turns))}
+    return f"{episode.outcome}{cause}, " + ", ".join(f"{n} {what}{'s' * (n != 1)}" for what, n in counts.items())
 
 
 def before_task(prompt: str, tasks: Mapping[str, list[Task]]) -> str:
@@ -334,7 +335,8 @@ async def main() -> None:
         else:
             packs = " | ".join(PACKS)
             print(
-                f"| agent | version | {packs} | exact | rows | calls | prompt tokens | install | seconds | memory |\n"
+                f"| agent | version | {packs} | exact | sequences | calls "
+                "| prompt tokens | install | seconds | memory |\n"
                 "|---|---|" + "---|" * (len(PACKS) + 7)
             )
             for name in names:
