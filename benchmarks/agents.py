@@ -122,17 +122,15 @@ def written(task: Task) -> dict[str, str]:
 
 
 def chosen(pack: str, count: int) -> list[Task]:
-    """``count`` tasks of ``pack`` with small solutions, of different kinds."""
-    kinds: dict[str, tuple[int, Task]] = {}
+    """``count`` tasks of ``pack`` with small solutions, of as many kinds as there are."""
+    kinds: dict[str, list[tuple[int, str, Task]]] = {}
     for task in clawgym.load(pack).tasks:
-        kind = task.id.rpartition("-")[0]
-        try:
-            size = sum(map(len, written(task).values()))
-        except (UnicodeDecodeError, subprocess.TimeoutExpired):
-            continue
-        if len(solution_command(task)) < 8_000 and size < kinds.get(kind, (size + 1, task))[0]:
-            kinds[kind] = (size, task)
-    return [task for _, task in sorted(kinds.values(), key=lambda found: found[0])[:count]]
+        if len(solution_command(task)) < 8_000:  # one reply has at most 8,192 tokens
+            with contextlib.suppress(UnicodeDecodeError, subprocess.TimeoutExpired):
+                size = sum(map(len, written(task).values()))
+                kinds.setdefault(task.id.rpartition("-")[0], []).append((size, task.id, task))
+    ranked = [(rank, *found) for of in kinds.values() for rank, found in enumerate(sorted(of)[:count])]
+    return [task for *_, task in sorted(ranked)[:count]]
 
 
 @dataclass
@@ -293,7 +291,8 @@ async def lie(name: str, what: str, task: Task, folder: Path, backend: Backend) 
     async with working(Script(name, [task], what), folder) as (agent, _):
         episode = await attempt(agent, task, backend)
     cause = f" ({episode.cause})" if episode.cause else ""
-    return f"{episode.outcome}{cause}, {len(episode.turns)} calls, {len(sequences_of(episode.turns))} rows"
+    counts = {"call": len(episode.turns), "sequence": len(sequences_of(episode.turns))}
+    return f"{episode.outcome}{cause}, " + ", ".join(f"{n} {what}{'s' * (n != 1)}" for what, n in counts.items())
 
 
 def before_task(prompt: str, tasks: Mapping[str, list[Task]]) -> str:
@@ -336,7 +335,8 @@ async def main() -> None:
         else:
             packs = " | ".join(PACKS)
             print(
-                f"| agent | version | {packs} | exact | rows | calls | prompt tokens | install | seconds | memory |\n"
+                f"| agent | version | {packs} | exact | sequences | calls "
+                "| prompt tokens | install | seconds | memory |\n"
                 "|---|---|" + "---|" * (len(PACKS) + 7)
             )
             for name in names:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -292,10 +293,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def benchmark(name: str) -> ModuleType:
     """Import a program of ``benchmarks/`` as a module."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "benchmarks" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"benchmarks.{name}", Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    )
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[f"benchmarks.{name}"] = importlib.util.module_from_spec(spec)  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 

@@ -93,18 +93,18 @@ def test_skips_of_workers_count_once(tmp_path: Path) -> None:
 
 
 def _parts() -> list[str]:
-    """What the recipes of the Makefile's test and check select: the expressions after ``-m``."""
-    rules = re.findall(r"^(unit|check):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
-    assert sorted(name for name, _ in rules) == ["check", "unit"]
+    """What the recipes of the Makefile's test, check and agents select: the expressions after ``-m``."""
+    rules = re.findall(r"^(unit|check|agents):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    assert sorted(name for name, _ in rules) == ["agents", "check", "unit"]
     found = [re.search(r" -m (?:\"(.+?)\"|(\w+))", line) for _, recipe in rules for line in recipe.splitlines()]
     return [match[1] or match[2] for match in found if match]
 
 
 def test_every_test_is_in_one_part() -> None:
     parts = [Expression.compile(part) for part in _parts()]
-    assert len(parts) == 3
-    for marks in itertools.product((False, True), repeat=2):
-        has = dict(zip(("check", "alone"), marks, strict=True))
+    assert len(parts) == 4
+    for marks in [*((*two, False) for two in itertools.product((False, True), repeat=2)), (False, False, True)]:
+        has = dict(zip(("check", "alone", "agents"), marks, strict=True))
         assert sum(part.evaluate(lambda name, /, **_: has[name]) for part in parts) == 1, has  # noqa: B023
 
 

@@ -695,7 +695,7 @@ except Exception as error:
     print(error)
 """
     done = python(code, installed, tmp_path)
-    assert done.stdout.startswith("chat messages prompt responses\nthe dialects 'prompt' and"), done.stderr
+    assert done.stdout.startswith("chat gemini messages prompt responses\nthe dialects 'prompt' and"), done.stderr
 
 
 @pytest.mark.parametrize("name", ["brackets", "scratch.parser:Brackets"])
