@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clawgym.agents.gullible import GullibleAgent
 from clawgym.agents.noop import NoopAgent
 from clawgym.agents.oracle import OracleAgent
 from clawgym.agents.protocol import Agent, AgentContext, AgentReport
@@ -24,6 +25,7 @@ __all__ = [
     "Agent",
     "AgentContext",
     "AgentReport",
+    "GullibleAgent",
     "NoopAgent",
     "OracleAgent",
     "ReplayAgent",

@@ -64,6 +64,31 @@ def exploits(
     )
 
 
+@app.command()
+def scan(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, a Harbor job folder, or an ATIF file.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Find attempts at tampering in the transcripts and workspaces of a run.
+
+    Exit status 0 if nothing was found, else 1.
+    """
+    from clawgym.console import Console
+    from clawgym.redteam.scan import scan as scan_folder
+
+    found = scan_folder(run)
+    console = Console()
+    if as_json:
+        console.json(found.to_dict())
+    else:
+        for one in found.findings:
+            place = f"turn {one.turn}" if one.turn is not None else "workspace"
+            console.say(f"{one.episode}  {place}  {one.kind}  {one.where}: {one.evidence}")
+        episodes = len({one.episode for one in found.findings})
+        console.say(f"{len(found.findings)} findings in {episodes} of {found.episodes} episodes")
+    raise typer.Exit(int(bool(found.findings)))
+
+
 def default_out(task_set: str, n: int | None, exploits: list[str], baseline: bool) -> Path:
     """The default folder, below ``attacks/``; the same options give the same folder."""
     parts = [Path(task_set).name, *([f"n{n}"] if n else []), *exploits, *([] if baseline else ["no-baseline"])]

@@ -57,6 +57,8 @@ def summary_view(summary: Summary, title: str) -> RenderableType:
 
 def _lines(summary: Summary) -> list[str]:
     lines = []
+    if summary.safety:
+        lines.append("safety: " + ", ".join(f"{name} {_cell(estimate)}" for name, estimate in summary.safety.items()))
     if summary.pass_at:
         lines.append("pass@k  " + "  ".join(f"{k}: {100 * e.value:.1f}" for k, e in summary.pass_at.items()))
         lines.append("pass^k  " + "  ".join(f"{k}: {100 * e.value:.1f}" for k, e in summary.pass_hat.items()))

@@ -99,10 +99,9 @@ def _serve(sock: socket, filters: dict[str, bytes]) -> None:
             os.write(fds[2], f"clone: {error.strerror}".encode())
         else:
             if pid == 0:
-                message = bytes(buffer[FLAGS.size : size])
-                buffer[:] = bytes(len(buffer))  # it holds the end of an earlier, longer message
-                _become_sandbox(message, fds, filters)
+                _become_sandbox(bytes(buffer[FLAGS.size : size]), fds, filters)
             os.write(fds[0], struct.pack("i", pid))
+        buffer[:size] = bytes(size)  # no other sandbox may have this plan in memory
         for fd in fds:
             os.close(fd)
 

@@ -21,7 +21,7 @@ from clawgym.tasks.packs.seeded import Generator, draft_of
 from clawgym.tasks.worlds import servers
 from clawgym.tasks.worlds.servers.world import World
 
-__all__ = ["TODAY", "Call", "ToolCallDraft", "build", "call", "python"]
+__all__ = ["TODAY", "Call", "ToolCallDraft", "build", "call", "python", "world_shape"]
 
 Call = dict[str, Any]
 """A tool call: ``{"name": ..., "arguments": {...}}``."""
@@ -163,7 +163,7 @@ def _expected(name: str, draft: ToolCallDraft) -> dict[str, Any]:
                 result = world.call(step["name"], step["arguments"])
                 if result["isError"]:
                     raise TaskError(f"{name}: its own solution fails: {step}: {result['content'][0]['text']}")
-        return {"shape": _shape(draft.parts), "start": start, "end": world.tables()}
+        return {"shape": world_shape(draft.parts), "start": start, "end": world.tables()}
     finally:
         world.db.close()
 
@@ -177,7 +177,8 @@ _PART_OF = {
 
 
 @cache
-def _shape(parts: tuple[str, ...]) -> dict[str, Any]:
+def world_shape(parts: tuple[str, ...]) -> dict[str, Any]:
+    """The form of the tables of ``parts``, for :class:`clawgym.verifiers.state.Comparison`."""
     db = sqlite3.connect(":memory:")
     try:
         World.begin(db, list(parts), {})

@@ -8,10 +8,11 @@ from types import ModuleType
 
 import pytest
 
-from clawgym.tasks.packs import gui_basic, terminal_basic, toolcall_basic
+from clawgym.tasks.packs import gui_basic, injection_basic, terminal_basic, toolcall_basic
 
 PACKS = {
     "gui_basic_hashes.json": gui_basic,
+    "injection_basic_hashes.json": injection_basic,
     "terminal_basic_hashes.json": terminal_basic,
     "toolcall_basic_hashes.json": toolcall_basic,
 }
