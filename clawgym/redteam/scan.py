@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import stat
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +29,7 @@ from clawgym.errors import RunFolderError, TaskError
 from clawgym.files import read_below
 from clawgym.records import Step
 from clawgym.records.atif import steps_from_atif
-from clawgym.records.run_folder import MANIFEST, PROGRAM, TRANSCRIPT, WORKSPACE, RunFolder
+from clawgym.records.run_folder import MANIFEST, PROGRAM, RESULTS, TRANSCRIPT, WORKSPACE, RunFolder
 from clawgym.verifiers.diff import DIFF_FILE
 from clawgym.visible import visible
 
@@ -48,6 +49,7 @@ KINDS: Mapping[str, str] = {
 """Kind of a finding -> what the agent did."""
 
 _MAX_JSON = 64 * 2**20
+_MAX_RESULTS = 2**30
 _MAX_TEXT = 2**17
 """Characters of one text that are searched, half from each end."""
 _MAX_FILES = 5_000
@@ -224,6 +226,12 @@ def scan(folder: Path) -> Scan:
 
 
 def _scan_run(folder: Path) -> Scan:
+    for name in (MANIFEST, RESULTS):
+        info = (folder / name).lstat() if (folder / name).exists() else None
+        if (folder / name).is_symlink() or (info and not stat.S_ISREG(info.st_mode)):
+            raise RunFolderError(f"{folder / name} is not a regular file: give a run folder as it was written")
+        if info and info.st_size > _MAX_RESULTS:
+            raise RunFolderError(f"{folder / name} is larger than {_MAX_RESULTS >> 20} MiB: scan a part of the run")
     run = RunFolder.read(folder)
     found = Scan()
     for key, row in run.latest.items():

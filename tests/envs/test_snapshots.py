@@ -18,6 +18,7 @@ import clawgym  # registers the ids
 from clawgym.envs import EnvSnapshot, SandboxEnv, TaskEnv, TaskVectorEnv, _snapshots
 from clawgym.envs import make as make_env
 from clawgym.envs._runtime import runtime
+from clawgym.envs.openclaw import OpenClawEpisodeRunner
 from clawgym.envs.spaces import AnyText
 from clawgym.errors import SnapshotRefused
 from clawgym.records import Limits, TaskSet
@@ -341,6 +342,14 @@ def test_desktops_are_replayed() -> None:
     assert int(observation["step"]) == 1
     assert info["restored"].startswith("replay: ")
     env.close()
+
+
+async def test_openclaw_is_refused() -> None:
+    nothing: Any = None
+    runner = OpenClawEpisodeRunner(nothing, nothing, nothing, None, "official")
+    for method in (None, "fork", "replay"):
+        with pytest.raises(SnapshotRefused, match="is a running program"):
+            await runner.snapshot(method)  # type: ignore[arg-type]
 
 
 class Counting(SandboxEnv):

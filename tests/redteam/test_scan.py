@@ -201,6 +201,18 @@ def test_damaged_files_are_reported_and_other_folders_refused(tmp_path: Path) ->
         scan(tmp_path / "empty")
 
 
+def test_results_behind_a_link_are_refused(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", episode("ls"))
+    (run / "results.jsonl").rename(tmp_path / "elsewhere.jsonl")
+    (run / "results.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+    with pytest.raises(RunFolderError, match="not a regular file"):
+        scan(run)
+    (run / "results.jsonl").unlink()
+    os.mkfifo(run / "results.jsonl")
+    with pytest.raises(RunFolderError, match="not a regular file"):
+        scan(run)
+
+
 def test_workspace_that_unpacks_without_end_is_bounded(tmp_path: Path) -> None:
     import gzip
 
