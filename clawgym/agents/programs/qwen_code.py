@@ -16,6 +16,8 @@ _SETTINGS = {
     "privacy": {"usageStatisticsEnabled": False},
     "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "disableUpdateNag": True},
     "telemetry": {"enabled": False},
+    # Model calls of its own, after the second message, which nothing tells from the agent's work.
+    "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
 }
 
 

@@ -22,7 +22,7 @@ from ...conftest import benchmark
 from ...rollouts import episode_of
 
 bench = benchmark("agents")
-ONE_MESSAGE = ("aider", "gemini-cli", "mini-swe-agent", "terminus")
+ONE_MESSAGE = ("aider", "gemini-cli", "mini-swe-agent", "qwen-code", "terminus")
 """Agents that cannot resume a conversation, or do so with a rewritten history."""
 
 
