@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clawgym.agents.openclaw.install import TESTED, install
+from clawgym.agents.openclaw.install import install
 from clawgym.agents.programs.install import Installation
+from clawgym.agents.programs.releases import OPENCLAW
 
 from ..agents.openclaw.images import entry, layer, oci_layout, openclaw_layer
 from ..agents.openclaw.releases import OFFLINE, make_release
@@ -28,7 +29,7 @@ def clawgym(*words: object, **env: str) -> tuple[int, str, str]:
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
     """A small release, installed as the default version."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(TESTED, "2026.4.1", make_release(tmp_path / "packages", "2026.4.1", extra=1))
+    monkeypatch.setitem(OPENCLAW, "2026.4.1", make_release(tmp_path / "packages", "2026.4.1", extra=1))
     return install("2026.4.1")
 
 

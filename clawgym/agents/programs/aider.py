@@ -65,4 +65,4 @@ class Aider(CommandClaw):
         options += ["--model", f"openai/{link.model}"]
         options += ["--chat-history-file", f"{_FOLDER}/chat.md", "--input-history-file", f"{_FOLDER}/input"]
         options += [] if first else ["--restore-chat-history"]
-        return RunningCommand([*self.program(link), *options, "--message", message], b"")
+        return RunningCommand([*self.program(), *options, "--message", message], b"")

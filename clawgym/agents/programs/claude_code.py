@@ -41,5 +41,5 @@ class ClaudeCode(CommandClaw):
     def command(self, link: ModelLink, message: str, *, first: bool) -> RunningCommand:
         """See :class:`CommandClaw`."""
         again = [] if first else ["--continue"]
-        argv = [*self.program(link), "--print", "--dangerously-skip-permissions", *again]
+        argv = [*self.program(), "--print", "--dangerously-skip-permissions", *again]
         return RunningCommand(argv, message.encode())

@@ -57,4 +57,4 @@ class Codex(CommandClaw):
         """See :class:`CommandClaw`."""
         again = [] if first else ["resume", "--last"]
         options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        return RunningCommand([*self.program(link), "exec", *again, *options, "-"], message.encode())
+        return RunningCommand([*self.program(), "exec", *again, *options, "-"], message.encode())

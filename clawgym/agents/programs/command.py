@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clawgym.agents.blackbox.loopback import SUPPORT_FOLDER, node_options, preload
 from clawgym.agents.blackbox.protocol import ClawStopped, ModelLink
 from clawgym.agents.programs.install import Installation, installed, start_command
 from clawgym.agents.programs.releases import release_of
@@ -54,8 +53,6 @@ class CommandClaw:
 
     name: str
     needs = Needs()
-    loopback = True
-    """Whether it needs a sandbox with a loopback. Programs on Node do not."""
     history: str | None = None
     """A file or folder of the program's own records, absolute."""
 
@@ -70,16 +67,15 @@ class CommandClaw:
             spec,
             limits=spec.limits.plus(memory_mb=needs.memory_mb, pids=needs.pids, disk_mb=needs.disk_mb),
             mounts={**spec.mounts, self.installation.mount: self.installation.folder},
-            readonly={**spec.readonly, SUPPORT_FOLDER: (preload(),)},
         )
 
     async def start(self, sandbox: Sandbox, link: ModelLink) -> RunningProgram:
         """See :class:`~clawgym.agents.blackbox.Claw`. Only writes the configuration: no process runs between turns.
 
         Raises:
-            AgentError: the sandbox has no loopback, and the program cannot do without.
+            AgentError: the sandbox has no loopback.
         """
-        if link.socket_path is not None and self.loopback:
+        if link.socket_path is not None:
             raise AgentError(
                 f"{self.installation.release.title} connects to its model by TCP, and sandboxes of this backend have "
                 "no loopback: use --sandbox namespace or docker"
@@ -89,10 +85,9 @@ class CommandClaw:
             await sandbox.put(files, "/")
         return RunningProgram(self, sandbox, link)
 
-    def program(self, link: ModelLink) -> list[str]:
+    def program(self) -> list[str]:
         """Return the command that starts the program in the sandbox, without its own arguments."""
-        first, *rest = start_command(self.installation)
-        return [first, *(node_options(link) if self.installation.release.node else []), *rest]
+        return start_command(self.installation)
 
     def files(self, link: ModelLink) -> Mapping[str, Any]:
         """Return the configuration files by absolute path: text, or an object for JSON."""

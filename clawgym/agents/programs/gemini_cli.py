@@ -25,7 +25,6 @@ class GeminiCli(CommandClaw):
 
     name = "gemini-cli"
     needs = Needs(memory_mb=1024)
-    loopback = False
     history = f"{HOME}/.gemini/tmp"
 
     def files(self, link: ModelLink) -> Mapping[str, Any]:
@@ -45,4 +44,4 @@ class GeminiCli(CommandClaw):
     def command(self, link: ModelLink, message: str, *, first: bool) -> RunningCommand:
         """See :class:`CommandClaw`."""
         again = [] if first else ["--resume", "latest"]
-        return RunningCommand([*self.program(link), "--yolo", *again], message.encode())
+        return RunningCommand([*self.program(), "--yolo", *again], message.encode())

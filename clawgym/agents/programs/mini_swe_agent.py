@@ -49,5 +49,5 @@ class MiniSweAgent(CommandClaw):
         if not first and message:
             raise ClawStopped("mini-swe-agent cannot resume a conversation", cause="agent-one-message")
         config = ["-c", "mini.yaml", "-c", f"{_CONFIG}/clawgym.yaml", "-o", f"{_HISTORY}/trajectory.json"]
-        argv = [*self.program(link), "--yolo", "--exit-immediately", *config, "--task", message]
+        argv = [*self.program(), "--yolo", "--exit-immediately", *config, "--task", message]
         return RunningCommand(argv, b"")

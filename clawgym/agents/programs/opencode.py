@@ -53,4 +53,4 @@ class OpenCode(CommandClaw):
     def command(self, link: ModelLink, message: str, *, first: bool) -> RunningCommand:
         """See :class:`CommandClaw`."""
         again = [] if first else ["--continue"]
-        return RunningCommand([*self.program(link), "run", *again], message.encode())
+        return RunningCommand([*self.program(), "run", *again], message.encode())

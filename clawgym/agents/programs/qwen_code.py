@@ -16,6 +16,8 @@ _SETTINGS = {
     "privacy": {"usageStatisticsEnabled": False},
     "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "disableUpdateNag": True},
     "telemetry": {"enabled": False},
+    # Model calls of its own, after the second message, which nothing tells from the agent's work.
+    "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
 }
 
 
@@ -25,7 +27,6 @@ class QwenCode(CommandClaw):
 
     name = "qwen-code"
     needs = Needs(memory_mb=1024)
-    loopback = False
     history = f"{HOME}/.qwen/projects"
 
     def files(self, link: ModelLink) -> Mapping[str, Any]:
@@ -44,4 +45,4 @@ class QwenCode(CommandClaw):
     def command(self, link: ModelLink, message: str, *, first: bool) -> RunningCommand:
         """See :class:`CommandClaw`."""
         again = [] if first else ["--continue"]
-        return RunningCommand([*self.program(link), "--yolo", *again], message.encode())
+        return RunningCommand([*self.program(), "--yolo", *again], message.encode())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawgym.errors import AgentError
 
-__all__ = ["LOCKS", "RELEASES", "Release", "release_of"]
+__all__ = ["LOCKS", "OPENCLAW", "OPENCLAW_VERSION", "RELEASES", "Release", "openclaw_release", "release_of"]
 
 LOCKS = Path(__file__).parent / "locks"
 
@@ -78,15 +79,52 @@ RELEASES: Mapping[str, Release] = {
         _pip("terminus", "0.26.0", "Harbor (Terminus 2)", "harbor.cli.main"),
     )
 }
-"""Program -> its release. OpenClaw has several (:mod:`clawgym.agents.openclaw.install`)."""
+"""Program -> its release. OpenClaw has several: :data:`OPENCLAW`."""
+
+
+OPENCLAW_VERSION = "2026.4.1"
+"""The version of OpenClaw that is installed if none is named."""
+_NODE_OF_UNTESTED = "24.21.0"  # in the range of every release of OpenClaw so far
+_OVERRIDES = {"linkedom": "0.18.12"}  # later versions need a package that the registry does not have
+
+
+def _openclaw(version: str, node: str, lock: Path | None) -> Release:
+    return Release(
+        "openclaw",
+        version,
+        "OpenClaw",
+        "node_modules/openclaw/openclaw.mjs",
+        lock,
+        node,
+        dependencies={} if lock else {"openclaw": version},
+        overrides=_OVERRIDES,
+        default=version == OPENCLAW_VERSION,
+    )
+
+
+def openclaw_release(version: str, node: str, lock: Path | None) -> Release:
+    """Return the release of a tested version of OpenClaw; ``lock``: by default the one of this library."""
+    return _openclaw(version, node, lock or LOCKS / f"openclaw-{version}.json.gz")
+
+
+OPENCLAW: dict[str, Release] = {
+    version: openclaw_release(version, node, None)
+    for version, node in ((OPENCLAW_VERSION, "22.23.3"), ("2026.9.6", "24.21.0"))
+}
+"""Tested version of OpenClaw -> its release."""
 
 
 def release_of(program: str, version: str | None = None) -> Release:
-    """Return the release of ``program``. Raises :class:`~clawgym.errors.AgentError` for an unknown one."""
-    if program == "openclaw":
-        from clawgym.agents.openclaw.install import release_of_openclaw
+    """Return the release of ``program``, by default the tested one.
 
-        return release_of_openclaw(version)
+    OpenClaw has a release for any exact version. Raises :class:`~clawgym.errors.AgentError` for an unknown program, and
+    for another version.
+    """
+    if program == "openclaw":
+        version = OPENCLAW_VERSION if version is None else version
+        if not re.fullmatch(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?", version):
+            raise AgentError(f"OpenClaw version {version!r}: give an exact one, such as {OPENCLAW_VERSION}")
+        return OPENCLAW.get(version) or _openclaw(version, _NODE_OF_UNTESTED, None)
     release = RELEASES.get(program)
     if release is None:
         raise AgentError(

@@ -85,7 +85,7 @@ class Terminus(CommandClaw):
         """See :class:`~clawgym.agents.blackbox.Claw`."""
         spec = super().spec(spec)
         program = TaskFile("terminus.py", _PROGRAM.encode())
-        return replace(spec, readonly={**spec.readonly, SUPPORT_FOLDER: (*spec.readonly[SUPPORT_FOLDER], program)})
+        return replace(spec, readonly={**spec.readonly, SUPPORT_FOLDER: (program,)})
 
     def files(self, link: ModelLink) -> Mapping[str, Any]:
         """See :class:`CommandClaw`."""

@@ -21,9 +21,8 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
-from clawgym.agents.openclaw.install import tested_release
 from clawgym.agents.programs._npm import npm_command
-from clawgym.agents.programs.releases import Release
+from clawgym.agents.programs.releases import Release, openclaw_release
 
 MACHINE = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), "x64")
 NODE_PACKAGE = f"node-linux-{MACHINE}"
@@ -67,7 +66,7 @@ def make_release(packages: Path, version: str = "0.0.1", *, extra: int = 20) -> 
     lock = _lock({"name": "t", "dependencies": wanted, "optionalDependencies": optional}, packages / "lock")
     path = packages / f"{version}.lock.json.gz"
     path.write_bytes(gzip.compress(json.dumps(lock).encode()))
-    return tested_release(version, node, path)
+    return openclaw_release(version, node, path)
 
 
 def lock_of(release: Release) -> Path:

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawgym.agents.openclaw import install
-from clawgym.agents.openclaw.install import TESTED, installed
-from clawgym.agents.programs import _tree
+from clawgym.agents.openclaw.install import installed
+from clawgym.agents.programs import _tree, releases
 from clawgym.agents.programs._npm import npm_command
 from clawgym.agents.programs.install import Installation, verify
-from clawgym.agents.programs.releases import Release
+from clawgym.agents.programs.releases import OPENCLAW, Release
 from clawgym.cache import cache_folder
 from clawgym.errors import AgentError
 
@@ -35,8 +35,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need 
 OWNER = """
 import sys
 from pathlib import Path
-from clawgym.agents.openclaw.install import TESTED, install, tested_release
-TESTED["0.0.1"] = tested_release("0.0.1", sys.argv[1], Path(sys.argv[2]))
+from clawgym.agents.openclaw.install import install
+from clawgym.agents.programs.releases import OPENCLAW, openclaw_release
+OPENCLAW["0.0.1"] = openclaw_release("0.0.1", sys.argv[1], Path(sys.argv[2]))
 print(install("0.0.1").digest)
 """
 
@@ -53,7 +54,7 @@ def release(built_release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(TESTED, "0.0.1", built_release)
+    monkeypatch.setitem(OPENCLAW, "0.0.1", built_release)
     return built_release
 
 
@@ -63,7 +64,7 @@ def cache(built_release: Release, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        patch.setitem(TESTED, "0.0.1", built_release)
+        patch.setitem(OPENCLAW, "0.0.1", built_release)
         install.install("0.0.1")
     return folder
 
@@ -256,17 +257,17 @@ def test_package_with_wrong_digest_is_refused(
     release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     """npm silently leaves out an optional package."""
-    monkeypatch.setitem(TESTED, "0.0.1", falsified(release, package, tmp_path / "other.gz"))
+    monkeypatch.setitem(OPENCLAW, "0.0.1", falsified(release, package, tmp_path / "other.gz"))
     with pytest.raises(AgentError, match=r"integrity|npm left out"):
         install.install("0.0.1")
     assert cache_entries() == []
 
 
 def test_program_of_wrong_version_is_refused(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TESTED, "0.0.1", replace(release, node="99.0.0"))
+    monkeypatch.setitem(OPENCLAW, "0.0.1", replace(release, node="99.0.0"))
     with pytest.raises(AgentError, match=r"the installed node should print version 99\.0\.0 but prints: v"):
         install.install("0.0.1")
-    monkeypatch.setitem(TESTED, "0.0.2", replace(release, version="0.0.2"))
+    monkeypatch.setitem(OPENCLAW, "0.0.2", replace(release, version="0.0.2"))
     with pytest.raises(
         AgentError, match=r"the installed openclaw should print version 0\.0\.2 but prints: OpenClaw 0\.0\.1"
     ):
@@ -296,7 +297,7 @@ def test_lock_without_urls_uses_npm_registry(
 ) -> None:
     versions = {"openclaw": "0.0.1", NODE_PACKAGE: str(release.node)} | {f"part{n}": "1.0.0" for n in range(20)}
     monkeypatch.delenv("npm_config_offline")
-    monkeypatch.setitem(TESTED, "0.0.1", as_shipped(release, versions, tmp_path / "lock.gz"))
+    monkeypatch.setitem(OPENCLAW, "0.0.1", as_shipped(release, versions, tmp_path / "lock.gz"))
     asked: list[str] = []
     with registry(lock_of(built_release).parent, versions, usual=usual, asked=asked) as address:
         monkeypatch.setenv("npm_config_registry", f"{address}/")
@@ -308,10 +309,10 @@ def test_lock_without_urls_uses_npm_registry(
 def test_untested_version_comes_from_registry(
     release: Release, built_release: Release, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(install, "_NODE_OF_UNTESTED", release.node)
+    monkeypatch.setattr(releases, "_NODE_OF_UNTESTED", release.node)
     packages = lock_of(built_release).parent
     monkeypatch.delenv("npm_config_offline")
-    monkeypatch.delitem(TESTED, "0.0.1")
+    monkeypatch.delitem(OPENCLAW, "0.0.1")
     versions = {"openclaw": "0.0.1", NODE_PACKAGE: str(release.node)}
     with registry(packages, versions, usual=False, asked=[]) as address:
         monkeypatch.setenv("npm_config_registry", address)
@@ -359,7 +360,7 @@ def test_shipped_locks_pin_every_package_without_registry() -> None:
     import gzip
     import json
 
-    for version, release in TESTED.items():
+    for version, release in OPENCLAW.items():
         text = gzip.decompress(lock_of(release).read_bytes()).decode()
         assert "resolved" not in text
         assert "://" not in text

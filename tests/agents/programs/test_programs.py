@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import clawgym
-from clawgym.agents.blackbox import BlackBoxAgent
+from clawgym.agents.blackbox import BlackBoxAgent, ModelLink
 from clawgym.agents.programs.install import installed
 from clawgym.agents.programs.releases import RELEASES
 from clawgym.errors import AgentError
@@ -22,7 +22,7 @@ from ...conftest import benchmark
 from ...rollouts import episode_of
 
 bench = benchmark("agents")
-ONE_MESSAGE = ("aider", "mini-swe-agent", "terminus")
+ONE_MESSAGE = ("aider", "gemini-cli", "mini-swe-agent", "qwen-code", "terminus")
 """Agents that cannot resume a conversation, or do so with a rewritten history."""
 
 
@@ -96,6 +96,12 @@ async def test_lies_of_the_model_do_not_break_the_episode(program: str, attempt:
     assert check("e", trace_of(episode.turns)).status == "exact"
     if lie == "never stops":
         assert episode.outcome is not Outcome.SOLVED
+
+
+async def test_sandbox_without_loopback_is_refused(program: str) -> None:
+    link = ModelLink("http://127.0.0.1:9000/s/x/v1", "key", socket_path="/dev/listen-9000")
+    with pytest.raises(AgentError, match="use --sandbox namespace or docker"):
+        await agents.make(program).start(None, link)
 
 
 def test_identity_names_versions_and_no_secrets(program: str) -> None:
