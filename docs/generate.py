@@ -54,6 +54,7 @@ ROOMS = {
     "sandboxes": """
         clawgym.sandbox
         clawgym.sandbox.protocol
+        clawgym.harbor
     """,
     "agents": """
         clawgym.agents

@@ -7,15 +7,17 @@ with this checkout, ``harbor`` and what ``tests/conftest.py`` imports.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -26,9 +28,9 @@ from harbor.models.task.config import NetworkPolicy, TaskConfig
 from harbor.models.task.task import Task
 from harbor.models.trial.paths import TrialPaths
 
-from clawgym.cache import cache_folder
 from clawgym.errors import SandboxError
-from clawgym.harbor import Environment
+from clawgym.harbor import Environment, _shared
+from clawgym.sandbox.leases import state_dir
 
 TASK = {
     "task.toml": "[environment]\nmemory_mb = 512\nstorage_mb = 64\n[environment.env]\nFROM = 'task'\n",
@@ -247,6 +249,17 @@ async def test_logs_of_a_dead_sandbox_can_be_read(environment: Environment, tmp_
     assert (tmp_path / "down/log").read_text() == "last\n"
 
 
+async def test_stop_ends_the_sandbox(tmp_path: Path) -> None:
+    environment = made(written(tmp_path / "task"), tmp_path)
+    await environment.start(force_build=False)
+    running = environment._running()
+    await environment.stop(delete=False)
+    await environment.stop(delete=True)
+    assert running.id not in (await _shared()).backend.sandboxes  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="not running"):
+        await environment.exec("true")
+
+
 MODE = "[environment]\nnetwork_mode = '{}'\n"
 REFUSED: dict[str, tuple[dict[str, str | None], str]] = {
     "image": ({"environment/Dockerfile": "FROM node:22\n"}, "node:22.*clawgym images add .*clawgym images build"),
@@ -349,40 +362,59 @@ async def test_limits_are_set(tmp_path: Path) -> None:
 
 # -- harbor run
 
+OWNER = re.compile("[0-9a-f]{16}")
 QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HARBOR_TELEMETRY": "0"}
 
 
-def run(tasks: Path, jobs: Path, *more: str) -> list[dict[str, Any]]:
+def started(tasks: Path, jobs: Path, *more: str) -> subprocess.Popen[str]:
     program = [str(Path(sys.executable).with_name("harbor")), "run", "-p", str(tasks), "-o", str(jobs), "-q"]
-    done = subprocess.run(
+    scratch = jobs.with_name("scratch")
+    scratch.mkdir()
+    return subprocess.Popen(
         [*program, "--env", "clawgym.harbor:Environment", *more],
-        env=os.environ | QUIET,
-        capture_output=True,
+        env=os.environ | QUIET | {"TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=370,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(tasks: Path, jobs: Path, *more: str) -> list[dict[str, Any]]:
+    running = started(tasks, jobs, *more)
+    said, _ = running.communicate(timeout=370)
+    assert running.returncode == 0, said
+    return read(jobs)
+
+
+def read(jobs: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(jobs.glob("*/*/result.json"))]
 
 
-def traces() -> dict[str, set[str]]:
-    """What a run might leave behind: leases, temporary files, mounts, processes, cgroups."""
-    leased = {str(path) for path in (cache_folder("images").parent / "owners").glob("*")}
-    state = {str(path) for path in Path("/var/cache/clawgym/owners").glob("*")} if os.geteuid() == 0 else set()
-    processes = set()
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (place / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-            if str(Path(sys.executable).parent) in words:
-                processes.add(f"{place.name} {words[:200]}")
-        except OSError:
-            continue
-    return {
-        "leases": leased | state,
-        "temporary": {str(path) for path in Path(tempfile.gettempdir()).iterdir() if "clawgym" in path.name},
-        "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
-        "processes": processes,
-    }
+class Watched:
+    """The processes of a run and the leases of its supervisors, as far as they were seen."""
+
+    def __init__(self, running: subprocess.Popen[str]) -> None:
+        self.running, self.processes, self.leases = running, set[psutil.Process](), set[Path]()
+
+    def until(self, enough: Callable[[list[str]], bool]) -> None:
+        """Look until a command line is ``enough``, or the run ends."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            top = psutil.Process(self.running.pid)
+            while self.running.poll() is None:
+                for process in top.children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        words = process.cmdline()
+                        self.processes.add(process)
+                        self.leases |= {state_dir() / "owners" / word for word in words if OWNER.fullmatch(word)}
+                        if enough(words):
+                            return
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.running.wait(0.05)
+
+    def left(self) -> list[object]:
+        """What is still there, after a minute for processes to end."""
+        _, alive = psutil.wait_procs(self.processes, timeout=60)
+        return [*alive, *(lease for lease in self.leases if lease.exists())]
 
 
 @pytest.mark.timeout(400)
@@ -393,8 +425,11 @@ def test_many_trials_leave_nothing(tmp_path: Path) -> None:
     written(tmp_path / "tasks/slow", **{"solution/solve.sh": "#!/bin/bash\n(setsid sleep 1000 &)\nsleep 1000\n"})
     config = TASK["task.toml"] + "[agent]\ntimeout_sec = 3\n"
     (tmp_path / "tasks/slow/task.toml").write_text(config)
-    before = traces()
-    found = run(tmp_path / "tasks", tmp_path / "jobs", "-a", "oracle", "-n", "64", "-k", "4")
+    running = started(tmp_path / "tasks", tmp_path / "jobs", "-a", "oracle", "-n", "64", "-k", "4")
+    watched = Watched(running)
+    watched.until(lambda words: False)
+    assert running.wait() == 0, running.stdout and running.stdout.read()
+    found = read(tmp_path / "jobs")
     assert len(found) == 24
     by_task: dict[str, list[Any]] = {}
     for result in found:
@@ -404,45 +439,24 @@ def test_many_trials_leave_nothing(tmp_path: Path) -> None:
     assert by_task.pop("unsupported") == [(None, "SandboxBuildFailedError")] * 4
     assert by_task.pop("slow") == [(0.0, "AgentTimeoutError")] * 4
     assert by_task == {f"task-{number}": [(1.0, None)] * 4 for number in range(4)}
-    assert traces() == before
+    assert len(watched.processes) > 16
+    assert watched.leases
+    assert watched.left() == []
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_killed_run_leaves_nothing(tmp_path: Path) -> None:
-    written(tmp_path / "tasks/task", **{"solution/solve.sh": "#!/bin/bash\necho > /logs/agent/begun\nsleep 1000\n"})
-    before = traces()
-    program = [
-        str(Path(sys.executable).with_name("harbor")),
-        "run",
-        "-p",
-        str(tmp_path / "tasks"),
-        "-a",
-        "oracle",
-        "-q",
-    ]
-    program += ["--env", "clawgym.harbor:Environment", "-o", str(tmp_path / "jobs"), "-k", "4"]
-    running = subprocess.Popen(program, env=os.environ | QUIET, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    written(tmp_path / "tasks/task", **{"solution/solve.sh": "#!/bin/bash\nsleep 1000\n"})
+    running = started(tmp_path / "tasks", tmp_path / "jobs", "-a", "oracle", "-k", "4")
+    watched = Watched(running)
     try:
-        while not is_sleeping() and running.poll() is None:
-            pass
+        watched.until(lambda words: words == ["sleep", "1000"])
         assert running.poll() is None
     finally:
         running.kill()
         running.wait()
-    while is_sleeping():
-        pass
-    left = traces()
-    assert left["processes"] == before["processes"]
-    assert left["mounts"] == before["mounts"]
-
-
-def is_sleeping() -> bool:
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if place.read_bytes() == b"sleep\x001000\x00":
-                return True
-        except OSError:
-            continue
-    return False
+    assert len(watched.processes) > 4
+    assert [one for one in watched.left() if isinstance(one, psutil.Process)] == []
 
 
 @pytest.mark.timeout(400)
