@@ -39,7 +39,8 @@ PARTS = {
     "BadPatch": ("UnsupportedTask", "{repo} at {commit}: test_patch: {}: leave the row out"),
 }
 """Class whose text becomes a part of a message -> the class of that error, and the message."""
-NOT_SHOWN = {"Again", "AssertionError", "BadCall", "ClawStopped", "Failed", "OSError", "Refused", "ToolError", "_over"}
+NOT_SHOWN = {"Again", "AssertionError", "BadCall", "ClawStopped", "Failed", "OSError", "Refused", "ToolError"}
+NOT_SHOWN |= {"ValidationError", "_over"}
 """Exceptions that only programs see: answers to agents, lines in the log of a verifier, causes of other errors."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

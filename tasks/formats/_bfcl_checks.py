@@ -141,6 +141,12 @@ def _equal(value: Any, declared: Mapping[str, Any], accepted: list[Any], languag
     elif kind is float and type(value) is int:
         value = float(value)
     written = _kind_of(accepted)
+    return _same(value, kind, inner, written, accepted)
+
+
+def _same(value: Any, kind: type, inner: type | None, written: type | None, accepted: list[Any]) -> bool:
+    """Whether a value is one of ``accepted``. ``kind``: its declared type, ``inner``: that of its items, ``written``:
+    that of the accepted values."""
     if type(value) is not kind:
         return type(value) is written and value in accepted
     if inner is not None and not any(_holds(value, inner, one) for one in accepted):

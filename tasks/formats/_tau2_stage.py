@@ -55,11 +55,11 @@ class BaseModel(abc.ABC):  # noqa: B024
             raise ValidationError(f"{type(self).__name__}: extra fields {sorted(more)}")
         for name, (kind, info) in fields.items():
             if name in data:
-                self.__dict__[name] = _converted(kind, data[name], f"{type(self).__name__}.{name}")
+                object.__setattr__(self, name, _converted(kind, data[name], f"{type(self).__name__}.{name}"))
             elif info.required:
                 raise ValidationError(f"{type(self).__name__}: field {name} is required")
             else:
-                self.__dict__[name] = info.make()
+                object.__setattr__(self, name, info.make())
 
     @classmethod
     def model_validate(cls, value: Any) -> Any:

@@ -119,7 +119,7 @@ def _single(row: Any, answers: Mapping[str, Any], category: str, where: str) -> 
         opening = tuple((message["role"], message["content"]) for message in value["question"][0])
         language = _LANGUAGES.get(category, "python")
         offered = tuple(_offered(function, language) for function in functions)
-        truth = answers.get(task_id)
+        truth = answers.get(task_id) or ()
         if "relevance" in category:
             check, data = ("not " * ("irrelevance" in category) + "bfcl_checks.called()"), {}
             calls = [] if "irrelevance" in category else [_any_call(functions[0], language)]
