@@ -4,6 +4,8 @@ Mounted beside the checker, as ``osworld_images.py``; needs the Debian packages 
 The arguments and the result are those of ``osworld_texts.py``.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import operator

@@ -264,7 +264,10 @@ def compare_archive(got: Any, expected: Any, options: Options) -> float:
     folders = []
     for place, archive in (("got", got), ("expected", expected)):
         folder = f"{archive}.{place}"
-        shutil.unpack_archive(archive, folder, **({"filter": "data"} if ".tar" in archive else {}))
+        if ".tar" in archive:
+            shutil.unpack_archive(archive, folder, filter="data")
+        else:
+            shutil.unpack_archive(archive, folder)
         folders.append(os.path.join(folder, options.get("file_path", "")))
     names = [sorted(os.listdir(folder)) for folder in folders]
     if names[0] != names[1]:
