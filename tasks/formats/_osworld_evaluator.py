@@ -28,7 +28,7 @@ from clawgym.tasks.formats._osworld_programs import reason
 from clawgym.tasks.formats._osworld_setup import Setup, check_reading, command_text, text_field
 from clawgym.tasks.mathematics import checker
 
-__all__ = ["OFFICE_FOLDER", "Evaluator", "Plan", "Step", "Strict", "office_layer", "plan"]
+__all__ = ["OFFICE_FOLDER", "Evaluator", "CheckPlan", "ConfigStep", "Strict", "office_layer", "plan"]
 
 OFFICE_FOLDER = "/opt/layers/office"
 """The folder in a sandbox with openpyxl, python-docx, python-pptx and mutagen."""
@@ -223,7 +223,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class Step(Strict):
+class ConfigStep(Strict):
     type: str
     parameters: dict[str, Any] = {}
 
@@ -241,11 +241,11 @@ class Evaluator(Strict):
     expected: Many = [None]
     options: Many = [None]
     conj: Literal["and", "or"] = "and"
-    postconfig: list[Step] = []
+    postconfig: list[ConfigStep] = []
 
 
 @dataclass
-class Plan:
+class CheckPlan:
     """What the checker of a task needs."""
 
     infeasible: bool = False
@@ -325,10 +325,10 @@ def office_layer() -> tuple[Layer, str | None]:
         return Layer(lock.name, lock.digest, layers.layer_folder(lock)), f"its checker's packages are missing: {error}"
 
 
-def plan(evaluator: Evaluator, setup: Setup, where: str) -> Plan:
+def plan(evaluator: Evaluator, setup: Setup, where: str) -> CheckPlan:
     """The checker of a task. Raises :class:`NotSupported`, and :class:`TaskError` naming ``where`` if it is invalid."""
     if evaluator.func == ["infeasible"]:
-        return Plan(infeasible=True)
+        return CheckPlan(infeasible=True)
     _supported(evaluator)
     for number, step in enumerate(evaluator.postconfig):
         setup.close(step.type, step.parameters, f"{where}.postconfig.{number}.parameters")
@@ -337,7 +337,7 @@ def plan(evaluator: Evaluator, setup: Setup, where: str) -> Plan:
     for name, part in parts.items():
         if len(part) != count and part != [None]:
             raise TaskError(f"{where}.{name}: has {len(part)} entries for {count} functions: correct it")
-    found = Plan(conj=evaluator.conj, late=setup.late)
+    found = CheckPlan(conj=evaluator.conj, late=setup.late)
     tests: list[tuple[str, Any, Any, Mapping[str, Any]]] = []
     for number, func in enumerate(evaluator.func):
         result, expected, options = (part[number] if len(part) == count else None for part in parts.values())
@@ -453,7 +453,7 @@ def _rules(func: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _larger_test(
-    test: tuple[str, Any, Any, Mapping[str, Any]], setup: Setup, found: Plan, where: str
+    test: tuple[str, Any, Any, Mapping[str, Any]], setup: Setup, found: CheckPlan, where: str
 ) -> dict[str, Any]:
     func, result, expected, options = test
     alone = func in _ALONE or (func == "compare_table" and expected is None)
@@ -483,7 +483,7 @@ def _check_table(options: Mapping[str, Any], where: str) -> None:
             raise reason("ours", f"its evaluator compares tables by {rule.get('type')!r}")
 
 
-def _source(given: Mapping[str, Any], setup: Setup, found: Plan, where: str, func: str) -> dict[str, Any]:
+def _source(given: Mapping[str, Any], setup: Setup, found: CheckPlan, where: str, func: str) -> dict[str, Any]:
     kind = given.get("type")
     match kind:
         case "vm_file":
@@ -535,7 +535,7 @@ def _settings(path: str, given: Mapping[str, Any], where: str) -> dict[str, Any]
 
 
 def _gold(
-    pairs: list[tuple[str, str]], given: Mapping[str, Any], setup: Setup, found: Plan, where: str = ""
+    pairs: list[tuple[str, str]], given: Mapping[str, Any], setup: Setup, found: CheckPlan, where: str = ""
 ) -> dict[str, Any]:
     paths = []
     for url, name in pairs:

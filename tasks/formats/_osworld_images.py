@@ -4,6 +4,8 @@ Mounted beside the checker, as ``osworld_images.py``; needs the Debian packages 
 The arguments and the result are those of ``osworld_texts.py``.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import operator
@@ -76,7 +78,8 @@ def check_brightness_decrease_and_structure_sim(got: Any, expected: Any, options
     even = []
     for picture in (one, other):
         factor = 128 / _brightness(picture)
-        even.append(picture.point(lambda value, factor=factor: min(255, max(0, int(value * factor)))))
+        table = [min(255, max(0, int(value * factor))) for value in range(256)]
+        even.append(picture.point(table * len(picture.getbands())))
     if even[0].size != even[1].size:
         even[0] = even[0].resize(even[1].size, Image.Resampling.LANCZOS)
     arrays = [np.array(picture.convert("RGB"), dtype=np.float32) / 255 for picture in even]

@@ -4,6 +4,8 @@ Mounted beside the checker, as ``osworld_office.py``, together with the layer th
 python-pptx. The arguments and the result are those of ``osworld_texts.py``.
 """
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 import datetime

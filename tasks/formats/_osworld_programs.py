@@ -18,7 +18,19 @@ from clawgym.desktop import parse
 from clawgym.errors import SandboxError
 from clawgym.records import DesktopStep, TaskFile
 
-__all__ = ["APPS", "NotSupported", "Program", "acts", "of_app", "of_argv", "of_file", "presets", "reason", "stop"]
+__all__ = [
+    "APPS",
+    "NotSupported",
+    "DesktopProgram",
+    "acts",
+    "of_app",
+    "of_argv",
+    "of_command",
+    "of_file",
+    "presets",
+    "reason",
+    "stop",
+]
 
 Kind = str
 _SCREEN = 1920, 1080
@@ -35,7 +47,7 @@ def reason(kind: Kind, text: str) -> NotSupported:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class DesktopProgram:
     """A program of this desktop."""
 
     command: str
@@ -72,7 +84,7 @@ def _registry(*settings: tuple[str, str, str]) -> str:
     return f"{head}{items}</oor:items>\n"
 
 
-_OFFICE = Program(
+_OFFICE = DesktopProgram(
     "soffice",
     "libreoffice-calc libreoffice-writer libreoffice-impress libreoffice-gtk3",
     ("--norestore", "--nologo"),
@@ -89,7 +101,7 @@ _OFFICE = Program(
     },
     "soffice.bin",
 )
-_CHROME = Program(
+_CHROME = DesktopProgram(
     "chromium",
     "chromium",
     (
@@ -100,28 +112,28 @@ _CHROME = Program(
         "--user-data-dir=/home/user/.config/google-chrome",
     ),
 )
-_TERMINAL = Program("lxterminal", "lxterminal", ("--no-remote",))
-_VLC = Program(
+_TERMINAL = DesktopProgram("lxterminal", "lxterminal", ("--no-remote",))
+_VLC = DesktopProgram(
     "vlc",
     "vlc vlc-plugin-qt",
     presets={".config/vlc/vlcrc": "[qt]\nqt-privacy-ask=0\n[core]\nmetadata-network-access=0\n"},
     # It refuses to run as root, the only user of a sandbox: this copy asks for the parent's id instead.
     script='sed s/geteuid/getppid/ /usr/bin/vlc >/tmp/vlc && chmod +x /tmp/vlc && exec /tmp/vlc "$@"',
 )
-_CODE = Program(
+_CODE = DesktopProgram(
     "code",
     "the package of VS Code, which is not Debian's",
     ("--no-sandbox", "--disable-gpu", "--disable-workspace-trust", "--user-data-dir=/home/user/.config/Code"),
 )
-_GIMP = Program("gimp", "gimp", ("--no-splash",))
-_MAIL = Program("thunderbird", "thunderbird")
+_GIMP = DesktopProgram("gimp", "gimp", ("--no-splash",))
+_MAIL = DesktopProgram("thunderbird", "thunderbird")
 _COMMANDS = {
     **dict.fromkeys(("soffice", "libreoffice", "localc", "lowriter", "loimpress"), _OFFICE),
     **dict.fromkeys(("google-chrome", "chromium", "chromium-browser"), _CHROME),
     **dict.fromkeys(("gnome-terminal", "x-terminal-emulator"), _TERMINAL),
     **{"vlc": _VLC, "code": _CODE, "gimp": _GIMP, "thunderbird": _MAIL},
 }
-APPS: dict[str, Program | None] = {
+APPS: dict[str, DesktopProgram | None] = {
     **dict.fromkeys(("os", "file_manager", "nautilus", "text_editor", "gedit")),
     **dict.fromkeys(("calc", "writer", "impress", "libreoffice"), _OFFICE),
     **dict.fromkeys(("libreoffice_calc", "libreoffice_writer", "libreoffice_impress"), _OFFICE),
@@ -137,7 +149,7 @@ _SHOWN = {".pdf", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".svg", ".ht
 _PLAYED = {".mp4", ".mp3", ".avi", ".mkv", ".webm", ".wav", ".ogg", ".m4a", ".flac", ".mov"}
 
 
-def of_app(name: str) -> Program | None:
+def of_app(name: str) -> DesktopProgram | None:
     """The program of an app in ``related_apps``. Raises :class:`NotSupported` for an app without one."""
     key = name.lower().replace(" ", "_")
     if key not in APPS:
@@ -145,7 +157,7 @@ def of_app(name: str) -> Program | None:
     return APPS[key]
 
 
-def of_file(path: str) -> Program:
+def of_file(path: str) -> DesktopProgram:
     """The program that opens a file. Raises :class:`NotSupported`."""
     ending = posixpath.splitext(path)[1].lower()
     for endings, program in ((_OFFICE_FILES, _OFFICE), (_SHOWN, _CHROME), (_PLAYED, _VLC)):
@@ -154,19 +166,22 @@ def of_file(path: str) -> Program:
     raise reason("platform", f"it opens a file {ending}")
 
 
-def of_argv(argv: Sequence[str]) -> tuple[Program, tuple[str, ...]] | None:
+def of_argv(argv: Sequence[str]) -> tuple[DesktopProgram, tuple[str, ...]] | None:
     """The program of a command, with its arguments as that program takes them here; None for another command."""
-    name = posixpath.basename(argv[0])
-    program = _COMMANDS.get(name)
-    if program is None:
-        return None
-    arguments = [word for word in argv[1:] if not word.startswith(("--remote-debugging-port", "--maximize"))]
+    return of_command(*argv) if posixpath.basename(argv[0]) in _COMMANDS else None
+
+
+def of_command(command: str, *words: str) -> tuple[DesktopProgram, tuple[str, ...]]:
+    """Like :func:`of_argv` for a command that is known."""
+    name = posixpath.basename(command)
+    program = _COMMANDS[name]
+    arguments = [word for word in words if not word.startswith(("--remote-debugging-port", "--maximize"))]
     if name in ("localc", "lowriter", "loimpress"):
         arguments.insert(0, f"--{name[2:]}")
     return program, tuple(arguments)
 
 
-def presets(programs: Iterator[Program] | Sequence[Program]) -> tuple[TaskFile, ...]:
+def presets(programs: Iterator[DesktopProgram] | Sequence[DesktopProgram]) -> tuple[TaskFile, ...]:
     """The settings with which these programs start."""
     texts = {path: text for program in programs for path, text in (program.presets or {}).items()}
     return tuple(TaskFile(path, text.encode()) for path, text in sorted(texts.items()))

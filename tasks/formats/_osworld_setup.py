@@ -76,7 +76,7 @@ class Setup:
     """Steps that cannot be interpreted."""
     closing: list[DesktopStep] = field(default_factory=list)
     """Steps after the agent's last action."""
-    used: list[programs.Program] = field(default_factory=list)
+    used: list[programs.DesktopProgram] = field(default_factory=list)
     late: dict[str, Path] = field(default_factory=dict)
     """Place -> local file, that the evaluator puts there before it looks."""
     kept: dict[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Setup:
                 urls = given.get("urls_to_open")
                 if not isinstance(urls, list) or not urls or web(urls):
                     raise reason("network", "its config opens pages of the web (chrome_open_tabs)")
-                self._start(*programs.of_argv(["google-chrome", *map(str, urls)]) or ())
+                self._start(*programs.of_command("google-chrome", *map(str, urls)))
             case "googledrive" | "login" | "chrome_close_tabs":
                 raise reason("network", f"its config has a step {kind!r}")
             case _:
@@ -157,11 +157,11 @@ class Setup:
     def _end(self, words: list[str]) -> None:
         self.closing.append(programs.stop(posixpath.basename(words[-1])))
 
-    def _start(self, program: programs.Program, arguments: Sequence[str]) -> None:
+    def _start(self, program: programs.DesktopProgram, arguments: Sequence[str]) -> None:
         self.use(program)
         self.opening.append(program.start(*arguments))
 
-    def use(self, program: programs.Program) -> None:
+    def use(self, program: programs.DesktopProgram) -> None:
         """Note that the task needs ``program``. Raises :class:`NotSupported` if it is not on this machine."""
         program.check()
         if program not in self.used:
@@ -246,7 +246,7 @@ class Setup:
             self.opening += steps
             return
         if found := _TERMINALS.fullmatch(text):
-            self._start(*programs.of_argv(["gnome-terminal", f"--working-directory={found[1] or HOME}"]) or ())
+            self._start(*programs.of_command("gnome-terminal", f"--working-directory={found[1] or HOME}"))
             return
         if found := _OPENS.fullmatch(text):
             self.programs.append(("xfe", self.place(found[1]) or "."))

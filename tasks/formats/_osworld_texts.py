@@ -264,7 +264,10 @@ def compare_archive(got: Any, expected: Any, options: Options) -> float:
     folders = []
     for place, archive in (("got", got), ("expected", expected)):
         folder = f"{archive}.{place}"
-        shutil.unpack_archive(archive, folder, **({"filter": "data"} if ".tar" in archive else {}))
+        if ".tar" in archive:
+            shutil.unpack_archive(archive, folder, filter="data")
+        else:
+            shutil.unpack_archive(archive, folder)
         folders.append(os.path.join(folder, options.get("file_path", "")))
     names = [sorted(os.listdir(folder)) for folder in folders]
     if names[0] != names[1]:
@@ -273,7 +276,7 @@ def compare_archive(got: Any, expected: Any, options: Options) -> float:
         **{"text": "compare_text_file", "csv": "compare_csv", "pdf": "compare_pdfs", "docx": "compare_docx_files"},
         **{"ppt": "compare_pptx_files", "table": "compare_table", "image": "compare_images"},
     }
-    compare = METRICS[kinds[options.get("file_type", "text")]]
+    compare: Any = METRICS[kinds[options.get("file_type", "text")]]
     rest = {key: value for key, value in options.items() if key not in ("file_path", "file_type")}
     return sum(compare(*(os.path.join(f, name) for f in folders), rest) for name in names[0]) / len(names[0])
 

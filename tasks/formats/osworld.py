@@ -29,7 +29,7 @@ from clawgym.records import Desktop, Limits, Task
 from clawgym.registry import formats
 from clawgym.tasks.formats import _osworld_programs as programs
 from clawgym.tasks.formats._files import check_files, check_task_id, parse_json, read_text
-from clawgym.tasks.formats._osworld_evaluator import Evaluator, Plan, Step, Strict, plan
+from clawgym.tasks.formats._osworld_evaluator import CheckPlan, ConfigStep, Evaluator, Strict, plan
 from clawgym.tasks.formats._osworld_setup import CACHE, HOME, NotSupported, Setup
 from clawgym.tasks.formats._schema import validated
 from clawgym.tasks.formats.protocol import Reader, TaskFormat
@@ -47,7 +47,7 @@ REASONS = ("image not here", "network", "platform", "ours")
 class _Example(Strict):
     id: str
     instruction: Annotated[str, Field(pattern=r"\S")]
-    config: list[Step] = Field(default=[])
+    config: list[ConfigStep] = Field(default=[])
     related_apps: list[str] = Field(default=[])
     evaluator: Evaluator
     proxy: Any = None
@@ -110,7 +110,7 @@ def read_task(path: Path) -> Task:
         raise TaskError(f"{where}: is not a task, it lacks {missing}: move it away")
     example = validated(_Example, value, where)
     setup = Setup(path.with_suffix(""))
-    found = Plan()
+    found = CheckPlan()
     missing: str | None = None
     try:
         for app in example.related_apps:
@@ -145,7 +145,7 @@ def read_task(path: Path) -> Task:
     )
 
 
-def _check_offline(example: _Example, found: Plan) -> None:
+def _check_offline(example: _Example, found: CheckPlan) -> None:
     """Raise :class:`NotSupported` for a task that sends its agent to the web."""
     browses = {app.lower() for app in example.related_apps} & {"chrome", "browser"}
     if found.infeasible or found.profile:

@@ -4,6 +4,9 @@ Reads from stdin a list of ``[fail_to_pass, pass_to_pass, {test: status}]``, pri
 Packages that are missing are replaced by empty ones: the verdict uses none of them.
 """
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false, reportOptionalMemberAccess=false
+# pyright: reportOptionalSubscript=false, reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import importlib.abc

@@ -53,12 +53,13 @@ def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         pytest.skip(missing)
     monkeypatch.setattr(sys, "path", [str(layer.folder), *sys.path])
     known = set(sys.modules)
-    from openpyxl import Workbook
+    from openpyxl import Workbook  # type: ignore[reportMissingModuleSource]  # in the layer
 
     def make(name: str, *rows: list[Any]) -> Path:
         book = Workbook()
+        sheet: Any = book.active
         for row in rows:
-            book.active.append(row)
+            sheet.append(row)
         book.save(tmp_path / name)
         return tmp_path / name
 

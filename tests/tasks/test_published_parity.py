@@ -34,7 +34,8 @@ def needed(*names: str) -> list[str]:
 def test_comparisons_agree_with_osworld(section: str, tmp_path: Path):
     code, python = needed("CLAWGYM_OSWORLD_CODE", "CLAWGYM_OSWORLD_PYTHON")
     argv = [python, str(HERE / "osworld_parity.py"), code, str(FORMATS), str(tmp_path), section]
-    found = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
+    lines = subprocess.run(argv, capture_output=True, check=True).stdout.splitlines()
+    found = [json.loads(line) for line in lines]
     different = [(func, case, one, other) for func, case, one, other in found if abs(one - other) > 1e-6]
     print(section, len(found), "cases", len({func for func, *_ in found}), "functions", len(different), "differ")
     assert not different, (Counter(func for func, *_ in different), different[:5])
