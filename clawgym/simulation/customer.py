@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from clawgym.engines.openai import OpenAIEngine
@@ -91,7 +91,7 @@ class Customer:
         return OpenAIEngine(self._model, base_url=url, api_key=os.environ.get(KEY) or ("none" if url else None))
 
 
-def _called(calls: Sequence[ToolCall]) -> Mapping[str, Any]:
+def _called(calls: Sequence[ToolCall]) -> dict[str, Any]:
     made = [
         {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.dumps(dict(c.arguments))}}
         for c in calls
