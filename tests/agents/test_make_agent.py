@@ -42,7 +42,7 @@ def test_make_agent_with_engine():
     ("name", "options", "message"),
     [
         ("orcale", {}, "Did you mean 'oracle'"),
-        ("zzz", {}, "Known agents: noop, openclaw, openclaw-dense, oracle"),
+        ("zzz", {}, "Known agents: aider, claude-code, codex"),
         ("oracle", {"model": "m"}, "does not take model: it takes no options"),
         ("replay", {"model": "m"}, "it takes source"),
         ("replay", {}, "needs source: give source="),
