@@ -322,6 +322,7 @@ def test_a_turn_before_the_last_has_at_most_twenty_replies_with_calls(monkeypatc
     assert checks.played(data) is right, "in the last turn, calls after the 21st reply do not count"
 
 
+@pytest.mark.timeout(900)
 def test_checker_of_the_set_agrees_on_every_task():
     """The set's own code, from its pinned wheel, on right, no and changed replies to all tasks."""
     try:

@@ -261,7 +261,8 @@ def test_stage_runs_without_packages(task: Task, tmp_path: Path):
     assert lines[1:] == ["(\"Error: Tool 'nope' not found.\", True)", "False switch"]
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif("CLAWGYM_WHOLE" not in os.environ, reason="CLAWGYM_WHOLE is not set: takes an hour")
 def test_evaluator_of_the_set_agrees():
     """The set's own code, with the packages it imports, on reference and changed conversations."""
     try:
