@@ -50,6 +50,10 @@ async def _runs(sandbox: Sandbox, *programs: str) -> None:
             await asyncio.sleep(0.05)
 
 
+async def test_a_time_limit_of_a_year_is_kept(shared: Sandbox) -> None:
+    assert (await shared.exec(["echo", "here"], timeout=4e7)).output == b"here\n"
+
+
 async def test_shell_reports_the_last_status(shared: Sandbox) -> None:
     shell = await shared.shell()
     assert (await shell.run("(exit 9)")).exit_code == 9

@@ -39,6 +39,7 @@ DONE = Struct(">IBQd")  # exit code, flags (1 timed out, 2 restarted), bytes lef
 ENTRY = Struct(">II")  # in W: length of the JSON, length of the content
 PORT = Struct(">H")
 PROGRAMS = Struct(">I")  # most bytes of the answer
+LONGEST_POLL = 1e6  # seconds; poll() takes no more milliseconds than fit into 32 bits
 KILL_ROUNDS = 20  # a fork bomb must not keep this process busy
 CLEAR_SECONDS = 10.0  # time limit to remove a tree that is in the way of a file
 PROC = -1  # descriptor of /proc, of the host's where the sandbox has none; this process alone has it
@@ -753,7 +754,7 @@ def serve(wake, lifeline):
         timeout = None
         for job in jobs.values():
             if job.deadline is not None:
-                left = max(0.0, job.deadline - time.monotonic()) * 1000 + 1
+                left = min(max(0.0, job.deadline - time.monotonic()), LONGEST_POLL) * 1000 + 1
                 timeout = left if timeout is None else min(timeout, left)
         ready.clear()
         ready.update(poller.poll(timeout))
