@@ -329,7 +329,7 @@ def plan(evaluator: Evaluator, setup: Setup, where: str) -> CheckPlan:
     """The checker of a task. Raises :class:`NotSupported`, and :class:`TaskError` naming ``where`` if it is invalid."""
     if evaluator.func == ["infeasible"]:
         return CheckPlan(infeasible=True)
-    _supported(evaluator)
+    _supported(evaluator, where)
     for number, step in enumerate(evaluator.postconfig):
         setup.close(step.type, step.parameters, f"{where}.postconfig.{number}.parameters")
     count = len(evaluator.func)
@@ -349,10 +349,12 @@ def plan(evaluator: Evaluator, setup: Setup, where: str) -> CheckPlan:
     return found
 
 
-def _supported(evaluator: Evaluator) -> None:
+def _supported(evaluator: Evaluator, where: str) -> None:
     known = METRICS.keys() | _TEXTS | _OFFICE | _IMAGES | _PDF
     for part in (*evaluator.result, *evaluator.expected):
         kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(kind, str | None):
+            raise TaskError(f"{where}: a result or expected value has the type {str(kind)[:80]}: give its name")
         if kind in _PLATFORM:
             raise reason("platform", f"its evaluator looks at {kind!r}")
         if kind in _NETWORK:

@@ -112,7 +112,11 @@ async def rig(openclaw: Installation, tmp_path_factory: pytest.TempPathFactory) 
             folder.create(load_service_config(None, str(model), SETTINGS))
             with pytest.MonkeyPatch.context() as patch:
                 if name == "scripted":
-                    patch.setattr("clawgym.online.service._engine", lambda *about: scripted)
+
+                    async def made(*about: Any) -> ScriptedEngine:
+                        return scripted
+
+                    patch.setattr("clawgym.online.service._engine", made)
                 served[name] = Served(folder, await stack.enter_async_context(open_service(folder, loops=())))
         rig.tiny, rig.scripted = served["tiny"], served["scripted"]
         rig.signal = await stack.enter_async_context(SignalDaemon())
