@@ -28,7 +28,7 @@ from clawgym.records import GradingMode, Task, TaskFile, VerifierSpec, packages_
 from clawgym.registry import formats
 from clawgym.sandbox.images import ImageStore
 from clawgym.tasks.formats import _toml
-from clawgym.tasks.formats._dockerfile import NeedsBuild, is_plain_image, read_dockerfile, system_folder
+from clawgym.tasks.formats._dockerfile import Build, NeedsBuild, is_plain_image, read_dockerfile, system_folder
 from clawgym.tasks.formats._files import (
     check_task_id,
     executes_agent_code,
@@ -238,19 +238,12 @@ def _environment(folder: Path, config: HarborConfig, where: str) -> tuple[dict[s
     if compose := sorted(names & _COMPOSE):
         return sandbox, [*reasons, f"needs several containers (environment/{compose[0]})"]
     at = f"{where}: working folder"
+    if "Dockerfile" not in names and not environment.docker_image:
+        raise TaskError(_missing(folder / "environment"))
     try:
-        if ".dockerignore" in names:
-            return sandbox, [*reasons, "needs an image build (environment/.dockerignore)"]
-        if "Dockerfile" in names:
-            build = read_dockerfile(read_text(folder, "environment/Dockerfile"), context)
-            workspace = environment.workdir or build.workdir
-            sandbox["env"] = {**build.env, **env}
-        elif environment.docker_image:
-            if not is_plain_image(environment.docker_image):
-                raise NeedsBuild(f"needs the container image {environment.docker_image}")
-            workspace, build = environment.workdir or "/", None
-        else:
-            raise TaskError(f"{folder}/environment/Dockerfile: is missing: add it, or set docker_image in {CONFIG}")
+        build = _simple_build(folder / "environment", context, environment.docker_image)
+        workspace = environment.workdir or (build.workdir if build else "/")
+        sandbox["env"] = {**(build.env if build else {}), **env}
         if system_folder(workspace):
             raise NeedsBuild(f"works in {workspace}, a system folder of the sandbox")
         sandbox["workspace"] = check_workspace(workspace, at)
@@ -269,6 +262,25 @@ def _environment(folder: Path, config: HarborConfig, where: str) -> tuple[dict[s
             how = f"its image works in {workspace}, a system folder"
         reasons.append(f"{'' if named else 'environment/Dockerfile '}{error}: {how}")
     return sandbox, reasons
+
+
+def _simple_build(folder: Path, context: tuple[TaskFile, ...], docker_image: str | None) -> Build | None:
+    """What the Dockerfile of ``folder`` does; None for a ``docker_image`` that the default sandbox can stand for.
+
+    One of the two is there. Raises :class:`NeedsBuild` for anything else.
+    """
+    names = {file.path for file in context}
+    if ".dockerignore" in names:
+        raise NeedsBuild("needs an image build (.dockerignore)")
+    if "Dockerfile" in names:
+        return read_dockerfile(read_text(folder.parent, f"{folder.name}/Dockerfile"), context)
+    if not is_plain_image(docker_image or ""):
+        raise NeedsBuild(f"needs the container image {docker_image}")
+    return None
+
+
+def _missing(folder: Path) -> str:
+    return f"{folder}/Dockerfile: is missing: add it, or set docker_image in {CONFIG}"
 
 
 def _image(folder: Path, named: str | None, context: tuple[TaskFile, ...]) -> tuple[str, str]:
@@ -396,17 +408,13 @@ def place_of(folder: Path, docker_image: str | None = None) -> HarborPlace:
         return HarborPlace(docker_image, found.workdir)
     if folder.name == "environment" and (ours := _written_here(folder.parent)):
         return ours
+    if "Dockerfile" not in names and docker_image is None:
+        raise UnsupportedTask(_missing(folder))
     try:
-        if ".dockerignore" in names:
-            raise NeedsBuild(f"needs an image build ({folder.name}/.dockerignore)")
-        if "Dockerfile" in names:
-            build = read_dockerfile(read_text(folder, "Dockerfile"), context)
-            return HarborPlace("default", build.workdir, build.env, build.files, frozenset(build.folders))
-        if docker_image is None:
-            raise UnsupportedTask(f"{folder}/Dockerfile: is missing: add it, or set docker_image in {CONFIG}")
-        if not is_plain_image(docker_image):
-            raise NeedsBuild(f"needs the container image {docker_image}")
-        return HarborPlace("default", "/")
+        build = _simple_build(folder, context, docker_image)
+        if build is None:
+            return HarborPlace("default", "/")
+        return HarborPlace("default", build.workdir, build.env, build.files, frozenset(build.folders))
     except NeedsBuild as error:
         named = None if "Dockerfile" in names else docker_image
         name, how = _image(folder, named, context)

@@ -60,7 +60,7 @@ async def test_variables_of_an_image_load_no_code_of_the_agent(tmp_path: Path, m
 
 async def test_it_is_supported_once_its_image_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = written(tmp_path / "secret task")
+    folder = written(tmp_path / "secret task", **{"environment/.dockerignore": "*.log\n"})
     store = ImageStore()
     store.add(str(make.oci_archive(tmp_path / "base.tar", [make.root()])), "base:1")
     task = harbor.read_task(folder)
