@@ -133,6 +133,31 @@ def test_unsupported_folder_has_a_reason(folder, name, text, reason):
     assert re.search(reason, task.unsupported), task.unsupported
 
 
+KINDS = [
+    ("tests/test.sh", "uvx pytest\n", "network"),
+    ("environment/Dockerfile", "FROM node:22\n", "image not here"),
+    ("environment/.dockerignore", "*.csv\n", "image not here"),
+    ("task.toml", "[environment]\ndocker_image = 'own:1'\n", "image not here"),
+    ("task.toml", "[environment]\ngpus = 1\n", "platform"),
+    ("task.toml", "[environment]\nos = 'windows'\n", "platform"),
+    ("task.toml", "[verifier]\nenv = { KEY = '${API_KEY}' }\n", "platform"),
+    ("environment/docker-compose.yaml", "services: {}\n", "ours"),
+    ("task.toml", "[verifier]\nenvironment_mode = 'separate'\n", "ours"),
+    ("task.toml", "[agent]\nuser = 'agent'\n", "ours"),
+    ("task.toml", "[[environment.mcp_servers]]\nname = 'x'\n", "ours"),
+    ("task.toml", "[environment.healthcheck]\ncommand = 'true'\n", "ours"),
+    ("trajectory.json", "{}", "ours"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "kind"), KINDS)
+def test_reason_has_a_kind(folder, name, text, kind):
+    if "docker_image" in text:
+        (folder / "environment/Dockerfile").unlink()
+    (folder / name).write_text(text)
+    assert str(harbor.read_task(folder).unsupported).startswith(f"{kind}: ")
+
+
 def test_users_of_steps_are_found(folder):
     steps = "[[steps]]\nname = 'one'\n[steps.agent]\nuser = 'app'\n"
     (folder / "task.toml").write_text("[verifier]\nuser = 'root'\n" + steps)
