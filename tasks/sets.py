@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from clawgym.errors import DownloadError, TaskError, TaskSetNotFound
+from clawgym.files import read_below
 from clawgym.records import TaskSet
 from clawgym.registry import did_you_mean, packs
 from clawgym.tasks import _hub, layers
@@ -30,6 +32,8 @@ __all__ = ["PUBLISHED", "SUBSETS", "Published", "about", "available", "load", "n
 DATA_VARIABLE = "CLAWGYM_DATA"
 
 
+_SHA = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_LARGEST_GIT_FILE = 2**22
 _CLAWGYM = "https://github.com/ClawGym/ClawGym-Agents (folder RL/data)"
 
 
@@ -306,20 +310,21 @@ def _packaged(name: str, wheel: layers.Wheel, version: str, limit: int | None, t
 def _commit(path: Path) -> str:
     """The commit of the clone in ``$CLAWGYM_DATA`` that ``path`` is in; empty if it is in none."""
     root = Path(os.environ[DATA_VARIABLE]).expanduser()
-    for folder in (path, *path.parents):
-        try:
-            head = (folder / ".git/HEAD").read_text("utf-8").strip()
-            reference = head.removeprefix("ref: ")
-            if reference == head:
-                return head
-            if (loose := folder / ".git" / reference).is_file():
-                return loose.read_text("utf-8").strip()
-            packed = (folder / ".git/packed-refs").read_text("utf-8").splitlines()
-            return next((line.split()[0] for line in packed if line.endswith(f" {reference}")), "")
-        except (OSError, ValueError):
-            if folder == root:
-                break
-    return ""
+    clone = next((folder for folder in (path, *path.parents) if (folder / ".git").is_dir() or folder == root), root)
+    head = _git_file(clone, "HEAD")
+    reference = head.removeprefix("ref: ")
+    packed = (line.split() for line in _git_file(clone, "packed-refs").splitlines())
+    known = {parts[1]: parts[0] for parts in packed if len(parts) == 2}
+    found = head if reference == head else _git_file(clone, reference) or known.get(reference, "")
+    return found if _SHA.fullmatch(found) else ""
+
+
+def _git_file(clone: Path, name: str) -> str:
+    """A file of the clone's ``.git``; empty if there is none, or if it leads elsewhere."""
+    try:
+        return read_below(clone, f".git/{name}", _LARGEST_GIT_FILE).decode().strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _source() -> str:

@@ -75,6 +75,13 @@ def test_version_of_a_clone_is_its_commit(tmp_path, monkeypatch):
     assert load("ClawGym-Bench").version == ""
     (tmp_path / "root/.git/packed-refs").write_text(f"# pack-refs\n{SHA} refs/heads/main\n")
     assert load("ClawGym-Bench").version == SHA
+    (tmp_path / "secret").write_text(SHA)
+    for hostile in ("../../secret", "refs/link", str(tmp_path / "secret"), "refs/heads/words"):
+        (tmp_path / "root/.git/HEAD").write_text(f"ref: {hostile}\n")
+        (tmp_path / "root/.git/refs/heads/words").write_text("words of another file")
+        (tmp_path / "root/.git/refs/link").unlink(missing_ok=True)
+        (tmp_path / "root/.git/refs/link").symlink_to(tmp_path / "secret")
+        assert load("ClawGym-Bench").version == "", hostile
     monkeypatch.setenv("CLAWGYM_DATA", str(tmp_path / "root/RL/data"))
     assert load("ClawGym-Bench").version == "", "a clone around the data folder may be anything"
 
