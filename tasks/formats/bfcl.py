@@ -11,9 +11,10 @@ Functions are offered as the set's own harness offers them to models with tool c
 
 from __future__ import annotations
 
+import ast
 import json
-import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def _single(row: Any, answers: Mapping[str, Any], category: str, where: str) -> 
         truth = answers.get(task_id) or ()
         if "relevance" in category:
             check, data = ("not " * ("irrelevance" in category) + "bfcl_checks.called()"), {}
-            calls = [] if "irrelevance" in category else [_any_call(functions[0], language)]
+            calls = [] if "irrelevance" in category else [{"name": _sent(functions[0]["name"]), "arguments": {}}]
         else:
             only = "multiple" not in category and "parallel" not in category
             check = "bfcl_checks.answered(DATA)"
@@ -166,6 +167,7 @@ def _several(row: Any, answers: Mapping[str, Any], category: str, where: str, pa
         argv = ("python3", "-E", "-s", "-S", "-B", "/tools/bfcl/server.py", *([_LIBRARY] if library else []))
         served = (
             TaskFile("server.py", Path(__file__).with_name("_bfcl_server.py")),
+            TaskFile("tool_server.py", Path(__file__).with_name("_tool_server.py")),
             TaskFile("bfcl_checks.py", Path(__file__).with_name("_bfcl_checks.py")),
             TaskFile("scene.json", json.dumps({**scene, "tools": tools}, ensure_ascii=False).encode()),
             *classes,
@@ -174,7 +176,9 @@ def _several(row: Any, answers: Mapping[str, Any], category: str, where: str, pa
         task = _task(task_id, category, said[0], check, {**scene, "answers": truth}, solution, dialogue, where, classes)
         limits = Limits(max_steps=(_STEPS + 1) * len(said))
         layer = {_LIBRARY: library} if library else {}
-        return _with(task, tools=(ToolServer("bfcl", argv, served),), layers=layer, limits=limits, unsupported=missing)
+        return replace(
+            task, tools=(ToolServer("bfcl", argv, served),), layers=layer, limits=limits, unsupported=missing
+        )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, SyntaxError) as error:
         raise _malformed(where, error) from error
 
@@ -185,15 +189,9 @@ def _unsupported(row: Any, category: str, file: str, why: str, where: str) -> Ta
         task_id = check_task_id(value["id"].replace(file, category, 1), where)
         opening = tuple((message["role"], message["content"]) for message in value["question"][0])
         task = _task(task_id, category, opening[-1][1], "False", {}, [], Dialogue(opening), where)
-        return _with(task, unsupported=why)
+        return replace(task, unsupported=why)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise _malformed(where, error) from error
-
-
-def _with(task: Task, **fields: Any) -> Task:
-    from dataclasses import replace
-
-    return replace(task, **fields)
 
 
 def _malformed(where: str, error: Exception) -> TaskError:
@@ -235,7 +233,6 @@ def _task(
 
 def _offered(function: Mapping[str, Any], language: str) -> dict[str, Any]:
     """The OpenAI schema of a function."""
-    name = re.sub(r"\.", "_", function["name"])
     description = function["description"] + _HINTS[language]
     if "response" in function:
         description += f" The response field has the following schema: {json.dumps(function['response'])}"
@@ -244,7 +241,10 @@ def _offered(function: Mapping[str, Any], language: str) -> dict[str, Any]:
     if language != "python":
         declared = {key: _as_text(one, language) for key, one in declared.items()}
     parameters |= {"type": "object", "properties": _json_properties(declared)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": _sent(function["name"]), "description": description, "parameters": parameters},
+    }
 
 
 def _as_text(declared: Mapping[str, Any], language: str) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def _call(function: Mapping[str, Any], accepted: Mapping[str, list[Any]], langua
         for key, values in accepted.items()
         if any(one != "" for one in values) and ("" not in values or key in function["parameters"]["required"])
     }
-    return {"name": function["name"].replace(".", "_"), "arguments": arguments}
+    return {"name": _sent(function["name"]), "arguments": arguments}
 
 
 def _value(value: Any, declared: Mapping[str, Any], language: str) -> Any:
@@ -340,14 +340,13 @@ def _quoted(value: Any, items: str | None) -> str:
     return f'"{value}"' if isinstance(value, str) and items != "any" else f"{value}{'L' if items == 'long' else ''}"
 
 
-def _any_call(function: Mapping[str, Any], language: str) -> dict[str, Any]:
-    return {"name": function["name"].replace(".", "_"), "arguments": {}}
+def _sent(name: str) -> str:
+    """The name of a function as it is offered."""
+    return name.replace(".", "_")
 
 
 def _written(text: str, parameters: Mapping[str, list[str]]) -> dict[str, Any]:
     """A reference call ``name(value, key=value)`` as a tool call."""
-    import ast
-
     call = ast.parse(text.strip(), mode="eval").body
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise ValueError(f"{text!r} is no call")

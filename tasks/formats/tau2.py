@@ -123,6 +123,7 @@ def _task(path: Path, domain: str, value: Any, where: str) -> Task:
     stage = TaskFile("tau2_stage.py", here.with_name("_tau2_stage.py"))
     served = (
         TaskFile("server.py", here.with_name("_tau2_server.py")),
+        TaskFile("tool_server.py", here.with_name("_tool_server.py")),
         TaskFile("start.json", json.dumps({"domain": domain, "calls": start}).encode()),
         stage,
         *package,
