@@ -25,6 +25,7 @@ from clawgym.files import LARGEST_FILE, read_below
 from clawgym.records import GradingMode, TaskFile, VerifierSpec
 from clawgym.verifiers.protocols import protocol_of
 from clawgym.verifiers.scan import Execution, scan_checker, third_party_imports
+from clawgym.visible import visible
 
 __all__ = [
     "atomic_target",
@@ -33,6 +34,7 @@ __all__ = [
     "decode",
     "executes_agent_code",
     "make_folder",
+    "malformed_as_task_error",
     "packages_for",
     "parse_json",
     "read_text",
@@ -154,6 +156,21 @@ def read_text(folder: Path, name: str, *, keep_bom: bool = False) -> str:
         reason = getattr(error, "strerror", None) or str(error)
         raise TaskError(f"{path}: cannot be read ({reason}): restore the file") from error
     return decode(data, str(path), keep_bom=keep_bom)
+
+
+@contextmanager
+def malformed_as_task_error(where: str, kind: str) -> Iterator[None]:
+    """Turn what code raises on data of another shape into a :class:`TaskError`: ``<where>: is no <kind> (...)``."""
+    try:
+        yield
+    except TaskError:
+        raise
+    except (
+        LookupError, TypeError, AttributeError, ArithmeticError, ValueError, SyntaxError, StopIteration, RecursionError,
+        MemoryError,
+    ) as error:  # fmt: skip
+        said = visible(f"{type(error).__name__}: {error}")[:200]
+        raise TaskError(f"{where}: is no {kind} ({said}): restore the package's data") from error
 
 
 def parse_json(text: str, where: str) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from clawgym.errors import ClawGymError, TaskError
+from clawgym.errors import ClawGymError
 from clawgym.records import Dialogue, Layer, Limits, Task, TaskFile, ToolServer, VerifierSpec
 from clawgym.registry import formats
 from clawgym.tasks import layers
 from clawgym.tasks.formats._bfcl_checks import MODULES
-from clawgym.tasks.formats._files import check_task_id
+from clawgym.tasks.formats._files import check_task_id, malformed_as_task_error
 from clawgym.tasks.formats._tables import iter_values
 from clawgym.tasks.formats.protocol import Reader, TaskFormat
 from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
@@ -108,14 +108,15 @@ def _answers(data: Path, category: str) -> dict[str, Any]:
     path = data / f"possible_answer/BFCL_v4_{category}.json"
     if not path.is_file():
         return {}
-    rows = [row() for _, row in iter_values(path)]
-    return {str(row.get("id")): row.get("ground_truth") for row in rows}
+    with malformed_as_task_error(str(path), "file of answers"):
+        rows = [row() for _, row in iter_values(path)]
+        return {str(row.get("id")): row.get("ground_truth") for row in rows}
 
 
 def _single(row: Any, answers: Mapping[str, Any], category: str, where: str) -> Task:
     """A task of one reply."""
     value = row()
-    try:
+    with malformed_as_task_error(where, "task of BFCL"):
         task_id, functions = check_task_id(value["id"], where), value["function"]
         opening = tuple((message["role"], message["content"]) for message in value["question"][0])
         language = _LANGUAGES.get(category, "python")
@@ -133,14 +134,12 @@ def _single(row: Any, answers: Mapping[str, Any], category: str, where: str) -> 
         instruction = "\n\n".join(text for role, text in opening if role == "user")
         solution = [*calls, {"name": "submit"}]
         return _task(task_id, category, instruction, check, data, solution, Dialogue(opening, functions=offered), where)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise _malformed(where, error) from error
 
 
 def _several(row: Any, answers: Mapping[str, Any], category: str, where: str, path: Path) -> Task:
     """A task of several turns."""
     value = row()
-    try:
+    with malformed_as_task_error(where, "task of BFCL"):
         task_id, names, config = check_task_id(value["id"], where), value["involved_classes"], value["initial_config"]
         missed = {int(turn): functions for turn, functions in value.get("missed_function", {}).items()}
         said = [
@@ -179,23 +178,15 @@ def _several(row: Any, answers: Mapping[str, Any], category: str, where: str, pa
         return replace(
             task, tools=(ToolServer("bfcl", argv, served),), layers=layer, limits=limits, unsupported=missing
         )
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, SyntaxError) as error:
-        raise _malformed(where, error) from error
 
 
 def _unsupported(row: Any, category: str, file: str, why: str, where: str) -> Task:
     value = row()
-    try:
+    with malformed_as_task_error(where, "task of BFCL"):
         task_id = check_task_id(value["id"].replace(file, category, 1), where)
         opening = tuple((message["role"], message["content"]) for message in value["question"][0])
         task = _task(task_id, category, opening[-1][1], "False", {}, [], Dialogue(opening), where)
         return replace(task, unsupported=why)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise _malformed(where, error) from error
-
-
-def _malformed(where: str, error: Exception) -> TaskError:
-    return TaskError(f"{where}: is no task of BFCL ({type(error).__name__}: {error}): restore the package's data")
 
 
 def _task(

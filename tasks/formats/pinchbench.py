@@ -17,7 +17,7 @@ from typing import Any
 from clawgym.errors import TaskError
 from clawgym.records import Limits, Task, TaskFile, VerifierSpec
 from clawgym.registry import formats
-from clawgym.tasks.formats._files import check_files, check_task_id, read_text
+from clawgym.tasks.formats._files import check_files, check_task_id, malformed_as_task_error, read_text
 from clawgym.tasks.formats.protocol import Reader, TaskFormat
 from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
@@ -94,44 +94,48 @@ def _parts(path: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
         raise TaskError(f"{name}: has no front matter, or more than {_LONGEST >> 20} MiB: restore the file")
     try:
         head = yaml.safe_load(found[1])
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise TaskError(f"{name}: its front matter is not YAML ({str(error)[:200]}): restore the file") from error
     if not isinstance(head, dict):
         raise TaskError(f"{name}: its front matter is no object: restore the file")
+    # As text, a value of nested aliases would take all memory.
+    if odd := [key for key in ("id", "category", "grading_type") if not isinstance(head.get(key, ""), str)]:
+        raise TaskError(f"{name}: field {odd[0]}: is no text: restore the file")
     _title, *pieces = re.split(r"^##[ \t]+(.+)$", f"\n{found[2]}", flags=re.MULTILINE)
     return head, {pieces[n].strip(): pieces[n + 1].strip() for n in range(0, len(pieces), 2)}
 
 
 def _kind(path: Path, name: str) -> str:
     try:
-        return str(_parts(path, name)[0].get("grading_type"))
+        return _parts(path, name)[0].get("grading_type", "")
     except TaskError:
         return ""
 
 
 def _read(path: Path, name: str, *, judged: bool) -> Task:
-    head, sections = _parts(path, name)
-    kind = head.get("grading_type", "automated")
-    prompt = sections.get("Prompt", "")
-    seconds = head.get("timeout_seconds", 120)
-    if not prompt or kind not in ("automated", "llm_judge", "hybrid") or not isinstance(seconds, int | float):
-        raise TaskError(f"{name}: needs a prompt, grading_type and timeout_seconds: restore the file")
-    by_model = judged or kind == "llm_judge"
-    task_id = check_task_id(f"{head.get('id')}{'.judged' * judged}", f"{name}: field id")
-    verifier = _judged(sections, name) if by_model else _automated(sections, name)
-    category = str(head.get("category", ""))
-    unsupported = "ours: it has several sessions" if head.get("multi_session") else _NETWORK.get(category)
-    weights = head.get("grading_weights") or {}
-    return Task(
-        id=task_id,
-        instruction=prompt,
-        verifier=replace(verifier, mutable_inputs=("*",)) if not by_model else verifier,
-        inputs=check_files(_inputs(path, head, name), name),
-        metadata={"category": category, "grading_type": kind, **({"grading_weights": weights} if weights else {})},
-        limits=Limits(agent_seconds=float(seconds)),
-        unsupported=unsupported,
-        origin=name,
-    )
+    with malformed_as_task_error(name, "task of PinchBench"):
+        head, sections = _parts(path, name)
+        kind = head.get("grading_type", "automated")
+        prompt = sections.get("Prompt", "")
+        seconds = head.get("timeout_seconds", 120)
+        if not prompt or kind not in ("automated", "llm_judge", "hybrid") or not isinstance(seconds, int | float):
+            raise TaskError(f"{name}: needs a prompt, grading_type and timeout_seconds: restore the file")
+        by_model = judged or kind == "llm_judge"
+        task_id = check_task_id(f"{head.get('id')}{'.judged' * judged}", f"{name}: field id")
+        verifier = _judged(sections, name) if by_model else _automated(sections, name)
+        category = head.get("category", "")
+        unsupported = "ours: it has several sessions" if head.get("multi_session") else _NETWORK.get(category)
+        weights = {str(part): float(weight) for part, weight in (head.get("grading_weights") or {}).items()}
+        return Task(
+            id=task_id,
+            instruction=prompt,
+            verifier=replace(verifier, mutable_inputs=("*",)) if not by_model else verifier,
+            inputs=check_files(_inputs(path, head, name), name),
+            metadata={"category": category, "grading_type": kind, **({"grading_weights": weights} if weights else {})},
+            limits=Limits(agent_seconds=float(seconds)),
+            unsupported=unsupported,
+            origin=name,
+        )
 
 
 def _automated(sections: Mapping[str, str], name: str) -> VerifierSpec:

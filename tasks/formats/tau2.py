@@ -19,7 +19,7 @@ from typing import Any
 from clawgym.errors import TaskError
 from clawgym.records import Dialogue, Limits, Task, TaskFile, ToolServer, VerifierSpec
 from clawgym.registry import formats
-from clawgym.tasks.formats._files import check_task_id, parse_json, read_text, walk
+from clawgym.tasks.formats._files import check_task_id, malformed_as_task_error, parse_json, read_text, walk
 from clawgym.tasks.formats.protocol import Reader, TaskFormat
 from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
@@ -74,21 +74,24 @@ class Tau2Format(TaskFormat):
 
     def iter_tasks(self, path: Path) -> Iterator[tuple[str, Reader]]:
         for domain in _DOMAINS:
-            base = set(_json(path, f"{domain}/split_tasks.json")["base"])
-            for number, value in enumerate(_json(path, f"{domain}/tasks.json")["tasks"]):
+            with malformed_as_task_error(f"{domain}/split_tasks.json", "split of tau2-bench"):
+                base = set(parse_json(read_text(path / _DATA, f"{domain}/split_tasks.json"), domain)["base"])
+            for number, value in enumerate(_listed(path, f"{domain}/tasks.json")):
                 where = f"{domain}/tasks.json:{number}"
-                if not isinstance(value, dict) or value.get("id") in base:
+                if not isinstance(value, dict) or str(value.get("id")) in base:
                     yield where, partial(_task, path, domain, value, where)
 
 
-def _json(path: Path, name: str) -> dict[str, Any]:
-    """A JSON file of the data; a list as ``{"tasks": list}``."""
-    text = read_text(path / _DATA, name)
-    return parse_json(f'{{"tasks": {text}}}' if text.lstrip().startswith("[") else text, name)
+def _listed(path: Path, name: str) -> list[Any]:
+    """The list in a JSON file of the data."""
+    found = parse_json(f'{{"tasks": {read_text(path / _DATA, name)}}}', name).get("tasks")
+    if not isinstance(found, list):
+        raise TaskError(f"{name}: holds no list of tasks: restore the package's data")
+    return found
 
 
 def _task(path: Path, domain: str, value: Any, where: str) -> Task:
-    try:
+    with malformed_as_task_error(where, "task of tau2-bench"):
         criteria, scenario = value["evaluation_criteria"] or {}, value["user_scenario"]
         start = (value.get("initial_state") or {}).get("initialization_actions") or []
         if (value.get("initial_state") or {}).get("initialization_data") or (value.get("initial_state") or {}).get(
@@ -114,10 +117,6 @@ def _task(path: Path, domain: str, value: Any, where: str) -> Task:
             "communicate": criteria.get("communicate_info"),
             "basis": criteria.get("reward_basis", _BASIS),
         }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise TaskError(
-            f"{where}: is no task of tau2-bench ({type(error).__name__}: {error}): restore the package's data"
-        ) from error
     here = Path(__file__)
     package = _package(path, domain)
     stage = TaskFile("tau2_stage.py", here.with_name("_tau2_stage.py"))

@@ -105,7 +105,7 @@ def test_reasons(tmp_path: Path):
     assert str(task.unsupported).startswith("ours:")
 
 
-@pytest.mark.parametrize("what", ["missing", "link", "outside", "yaml", "kind"])
+@pytest.mark.parametrize("what", ["missing", "link", "outside", "yaml", "kind", "aliases", "date"])
 def test_files_that_are_not_to_be_read_are_problems(tmp_path: Path, what: str):
     folder = written(tmp_path)
     (tmp_path / "secret").write_text("secret")
@@ -116,10 +116,13 @@ def test_files_that_are_not_to_be_read_are_problems(tmp_path: Path, what: str):
         asset.unlink()
     if what == "link":
         asset.symlink_to(tmp_path / "secret")
+    bomb = "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}, *x{n - 1}]\n" for n in range(1, 31))
     changes = {
         "outside": ("source: list.csv", "source: ../secret"),
         "yaml": ("id: ", "id: ["),
         "kind": ("automated", "x"),
+        "aliases": ("id: task_00_sanity", f"x0: &x0 [1]\n{bomb}id: *x30"),
+        "date": ("timeout_seconds: 60", "timeout_seconds: 2026-13-45"),
     }
     path.write_text(text.replace(*changes.get(what, ("", "")), 1) if what in changes else text)
     try:
