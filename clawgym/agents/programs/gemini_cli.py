@@ -9,13 +9,17 @@ from clawgym.agents.blackbox.protocol import ModelLink
 from clawgym.agents.programs.command import HOME, CommandClaw, Needs, RunningCommand
 from clawgym.registry import agents
 
-__all__ = ["GeminiCli"]
+__all__ = ["QUIET", "GeminiCli"]
 
-_SETTINGS = {
-    "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
+QUIET: Mapping[str, Any] = {
     "privacy": {"usageStatisticsEnabled": False},
     "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "disableUpdateNag": True},
     "telemetry": {"enabled": False},
+}
+"""Settings of Gemini CLI, and of the programs made from it, against every connection but that to the model."""
+_SETTINGS = {
+    **QUIET,
+    "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
 }
 
 

@@ -1,4 +1,4 @@
-"""Qwen Code, Alibaba's coding agent, on the gateway's chat API."""
+"""Qwen Code, Alibaba's coding agent, which was made from Gemini CLI, on the gateway's chat API."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 
 from clawgym.agents.blackbox.protocol import ModelLink
 from clawgym.agents.programs.command import HOME, CommandClaw, Needs, RunningCommand
+from clawgym.agents.programs.gemini_cli import QUIET
 from clawgym.registry import agents
 
 __all__ = ["QwenCode"]
 
 _SETTINGS = {
+    **QUIET,
     "security": {"auth": {"selectedType": "openai"}},
-    "privacy": {"usageStatisticsEnabled": False},
-    "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "disableUpdateNag": True},
-    "telemetry": {"enabled": False},
     # Model calls of its own, after the second message, which nothing tells from the agent's work.
     "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -48,6 +48,14 @@ class Blocks:
         self._reasoning = reasoning
         self._open: Block | None = None
         self._calls: dict[int, Block] = {}
+
+    async def take_all(self, deltas: AsyncIterator[Delta]) -> Delta:
+        """Take a whole reply. Returns its last delta."""
+        last = Delta()
+        async for last in deltas:
+            for _ in self.take(last):
+                pass
+        return last
 
     def take(self, delta: Delta) -> Iterator[BlockChange]:
         """Add ``delta`` and yield the changes."""

@@ -74,10 +74,7 @@ class GeminiDialect:
     async def whole(self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the response as one JSON body."""
         blocks = Blocks(reasoning=_thinks(body))
-        last = Delta()
-        async for last in deltas:
-            for _ in blocks.take(last):
-                pass
+        last = await blocks.take_all(deltas)
         return _response(call, [_part(block, block.text) for block in blocks.all], last)
 
     async def events(

@@ -92,10 +92,7 @@ class MessagesDialect:
     async def whole(self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the response as one JSON body."""
         blocks = Blocks(reasoning=_thinks(body))
-        last = Delta()
-        async for last in deltas:
-            for _ in blocks.take(last):
-                pass
+        last = await blocks.take_all(deltas)
         message = _message(call, [_block(block, full=True) for block in blocks.all])
         return {**message, **_reason(last), "usage": _usage(last.usage or Usage())}
 

@@ -80,10 +80,7 @@ class ResponsesDialect:
     async def whole(self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the response as one JSON body."""
         blocks = Blocks()
-        last = Delta()
-        async for last in deltas:
-            for _ in blocks.take(last):
-                pass
+        last = await blocks.take_all(deltas)
         return _response(call, body, int(time.time()), blocks, last)
 
     async def events(
