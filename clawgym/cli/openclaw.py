@@ -1,4 +1,4 @@
-"""``clawgym openclaw``: prepare an image that contains it."""
+"""``clawgym openclaw``: prepare an image that contains OpenClaw."""
 
 from __future__ import annotations
 
