@@ -259,7 +259,7 @@ def ray_nodes(count: int, head_cpus: int = 2) -> Iterator[Any]:
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(prefix="clawgym-ray-")  # not below pytest's: a unix socket's path must be short
+    folder = tempfile.mkdtemp(prefix="ray-")  # not below pytest's: a unix socket's path must be short
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.delenv("RAY_ADDRESS", raising=False)

@@ -23,6 +23,9 @@ __all__ = ["cause_of", "cluster", "require"]
 _START_ATTEMPTS = 5
 """Attempts to start Ray on this machine."""
 
+_LONGEST_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""Longest path of a cluster's folder, in bytes: a path of a unix socket has at most 107 on Linux."""
+
 
 def require(config: TrainConfig) -> None:
     """Set the environment variables of a run and import Ray and verl, which read them.
@@ -82,8 +85,16 @@ def cluster(config: TrainConfig) -> Iterator[None]:
 @contextlib.contextmanager
 def _own_folder() -> Iterator[str]:
     """A folder for a cluster of this process. It is deleted, and what still uses it is killed, at the end of the block
-    or of this process."""
-    folder = tempfile.mkdtemp(prefix="clawgym-ray-", dir=os.environ.get("RAY_TMPDIR"))
+    or of this process.
+
+    Raises :class:`~clawgym.errors.TrainingError` if its path is too long for a unix socket in it."""
+    folder = tempfile.mkdtemp(prefix="ray-", dir=os.environ.get("RAY_TMPDIR"))
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        os.rmdir(folder)
+        raise TrainingError(
+            f"Ray needs a folder whose path has at most {_LONGEST_FOLDER} bytes, for the sockets in it: {folder} is longer. "
+            "Set RAY_TMPDIR to a folder with a shorter path, such as /tmp"
+        )
     command = [sys.executable, "-I", reaper.__file__, folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # its end closes the pipe, and waits
         yield folder

@@ -84,6 +84,20 @@ def local(folder: Path, ranked: RankedPolicy) -> Policy:
     return policy
 
 
+def test_a_cluster_whose_sockets_would_have_too_long_paths_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = tmp_path / ("far" * 30)
+    far.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(far))
+    with (
+        pytest.raises(TrainingError, match="Set RAY_TMPDIR to a folder with a shorter path"),
+        open_ranks(config(), folder),
+    ):
+        pass
+    assert not list(far.iterdir())
+
+
 def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
