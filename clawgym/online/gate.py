@@ -155,9 +155,13 @@ class GateKeeper:
         served = self._lifetime.served
         if serving == served[-1]:
             return
-        now = max(time.time(), self._lifetime.now)
+        now = self._now()
         kept = served[: served.index(serving) + 1] if serving in served else (*served, serving)
-        self._keep(Lifetime(kept, self._lifetime.rules, self._lifetime.submitted, (), now))
+        self._keep(Lifetime(kept, self._lifetime.rules, self._lifetime.submitted, (), now, now))
+
+    def _now(self) -> float:
+        """The time, which never goes back."""
+        return max(time.time(), self._lifetime.now)
 
     def _candidate(self) -> CandidateVersion | None:
         """The open comparison; opened now if there is a candidate for one.
@@ -180,11 +184,13 @@ class GateKeeper:
             overtaken = newest is not None and self._trained(newest) >= 2 * max(1, self._trained(compared))
             if compared.state == "candidate" and not overtaken:
                 return one
-            self._keep(self._lifetime.close(one.version))  # overtaken, erased, or rejected by hand
+            if compared.state == "rejected":  # by hand
+                self._keep(self._lifetime.reject(one.version, self._now()))
+            else:  # overtaken or erased
+                self._keep(self._lifetime.close(one.version))
         if newest is None:
             return None
-        at = max(newest.made, self._lifetime.now)
-        self._keep(self._lifetime.submit(str(newest.number), at))
+        self._keep(self._lifetime.submit(str(newest.number), self._now()))
         _log.info("version %d is compared with version %s", newest.number, self._lifetime.served[-1])
         return self._lifetime.open[-1]
 
@@ -210,9 +216,9 @@ class GateKeeper:
         self._versions.judged(number, result, rejected=verdict == "rejected")
         if verdict == "promoted":
             self._versions.promote(number, reasons[0])
-            self._keep(self._lifetime.promote(decision, max(time.time(), self._lifetime.now)))
+            self._keep(self._lifetime.promote(decision, self._now()))
         else:
-            self._keep(self._lifetime.close(candidate.version))
+            self._keep(self._lifetime.reject(candidate.version, self._now()))
         _log.info("version %d is %s: %s", number, verdict, "; ".join(reasons))
         self._versions.prune()
 
@@ -284,9 +290,12 @@ class GateKeeper:
 
     async def _measure_turns(self, turns: Sequence[HeldOutTurn], versions: Sequence[Version]) -> bool:
         rows = []
-        for version in versions if turns else ():
+        for version in versions:
+            lacking = [t for t in turns if any(self._lacks("turns", t.id, version, s) for s in self._about.scorers)]
+            if not lacking:
+                continue
             async with open_version(self._folder, self._pool, version.number) as engine:
-                replies = await asyncio.gather(*(replay(turn, version, engine) for turn in turns))
+                replies = await asyncio.gather(*(replay(turn, version, engine) for turn in lacking))
             for replayed in replies:
                 turn = replayed.turn
                 for name in self._about.scorers:
@@ -415,7 +424,8 @@ class GateKeeper:
         except FileNotFoundError:
             return Lifetime((str(self._versions.first.number),), rules)
         opened = tuple(CandidateVersion(**one) for one in kept["open"])
-        return Lifetime(tuple(kept["served"]), rules, kept["submitted"], opened, kept["now"])
+        now = kept["now"]
+        return Lifetime(tuple(kept["served"]), rules, kept["submitted"], opened, now, kept.get("decided", now))
 
     def _keep(self, lifetime: Lifetime) -> None:
         self._lifetime = lifetime

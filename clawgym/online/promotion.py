@@ -4,8 +4,8 @@ Invariants:
 
 - Over a service's lifetime, the probability that any candidate is promoted that is no better than the serving version,
   or worse than the first version by more than a margin, is at most ``GateRules.alpha``.
-- A candidate is judged by held-out turns that came after its weights were fixed. So nothing that earlier decisions
-  told about older turns can help it.
+- A candidate is judged by held-out turns that came after the last decision. So nothing that earlier decisions told
+  about older turns can help it. Between two decisions, its weights must not depend on figures of the gate.
 - One number belongs to one comparison. A candidate that is compared with a new serving version takes a new number.
 - Scores that are missing, repeated or out of range are errors. They are never filled in.
 
@@ -81,7 +81,7 @@ class PlannedItem:
     """The session of a turn; the task of a sample. The items of one group count as one value, their mean, as they are
     correlated. A session is planned when it has ended."""
     at: float = 0.0
-    """When the session began, on the clock of :meth:`Lifetime.submit`. Used for held-out turns only."""
+    """When the session began, on the clock of :class:`Lifetime`. Used for held-out turns only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class CandidateVersion:
     serving: str
     first: str
     after: float
-    """When its weights were fixed. Only sessions that began later count."""
+    """When the last decision was made. Only sessions that began later count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,20 +186,22 @@ class Lifetime:
     open: tuple[CandidateVersion, ...] = ()
     now: float = 0.0
     """Time of the last event."""
+    decided: float = 0.0
+    """Time of the last decision: a promotion, a rejection or a rollback."""
 
     def __post_init__(self) -> None:
         if not self.served:
             raise ValueError("a service without versions: give the first version")
 
     def submit(self, version: str, at: float) -> Lifetime:
-        """Open a comparison of ``version``, whose weights were fixed at time ``at``, with the serving version.
+        """Open a comparison of ``version`` at time ``at`` with the serving version.
 
         Raises:
             ValueError: the version is being compared or is serving, or ``at`` is before the last event.
         """
         if version == self.served[-1] or any(version == one.version for one in self.open):
             raise ValueError(f"{version} is serving or being compared already: submit another version")
-        one = CandidateVersion(version, self.submitted + 1, self.served[-1], self.served[0], at)
+        one = CandidateVersion(version, self.submitted + 1, self.served[-1], self.served[0], self.decided)
         return replace(self._at(at), submitted=one.number, open=(*self.open, one))
 
     def decide(self, version: str, evidence: Mapping[Criterion, PairedEvidence]) -> PromotionDecision:
@@ -207,9 +209,17 @@ class Lifetime:
         return decide(self._candidate(version), evidence, self.rules)
 
     def close(self, version: str) -> Lifetime:
-        """End a comparison, after a rejection or for any other reason; its level is not given back."""
+        """End a comparison for a reason that does not depend on scores; its level is not given back."""
         self._candidate(version)
         return replace(self, open=tuple(one for one in self.open if one.version != version))
+
+    def reject(self, version: str, at: float) -> Lifetime:
+        """End a comparison by a decision.
+
+        Raises:
+            ValueError: the version is not open, or ``at`` is before the last event.
+        """
+        return replace(self.close(version)._at(at), decided=at)
 
     def promote(self, decision: PromotionDecision, at: float) -> Lifetime:
         """Serve the promoted version. All open comparisons end: they were with the version that served before.
@@ -220,7 +230,7 @@ class Lifetime:
         version = decision.candidate.version
         if decision.verdict != "promoted" or self._candidate(version) != decision.candidate:
             raise ValueError(f"{version} was not promoted over {self.served[-1]}: decide again")
-        return replace(self._at(at), served=(*self.served, version), open=())
+        return replace(self._at(at), served=(*self.served, version), open=(), decided=at)
 
     def roll_back(self, at: float) -> Lifetime:
         """Serve the version before the serving one again. All open comparisons end.
@@ -230,7 +240,7 @@ class Lifetime:
         """
         if len(self.served) == 1:
             raise ValueError(f"{self.served[0]} is the first version: there is none to go back to")
-        return replace(self._at(at), served=self.served[:-1], open=())
+        return replace(self._at(at), served=self.served[:-1], open=(), decided=at)
 
     def _candidate(self, version: str) -> CandidateVersion:
         for one in self.open:
@@ -255,15 +265,15 @@ def decide(
     - ``candidate``: neither; more scores may come.
 
     Raises:
-        ValueError: a criterion is missing, a turn is not newer than the candidate, or the scores do not fit the plan
-            (:meth:`PairedEvidence.differences`).
+        ValueError: a criterion is missing, a turn is not newer than the last decision, or the scores do not fit the
+            plan (:meth:`PairedEvidence.differences`).
     """
     if set(evidence) != set(_CRITERIA):
         raise ValueError(f"evidence for {sorted(evidence)}: give turns, tasks, style and safety, empty ones too")
     old = [item.id for item in evidence["turns"].items if not item.at > candidate.after]
     if old:
         raise ValueError(
-            f"turn {old[0]} and {len(old) - 1} others are not newer than {candidate.version}: "
+            f"turn {old[0]} and {len(old) - 1} others are not newer than the last decision before {candidate.version}: "
             f"give the held-out turns of sessions that began after {candidate.after}"
         )
     figures: dict[Criterion, Figures] = {

@@ -24,7 +24,7 @@ from clawgym.online.promotion import (
 )
 
 JUDGES = ("judge:a", "judge:b")
-SERVICE = Lifetime(("v0",)).submit("v1", at=10)
+SERVICE = Lifetime(("v0",), now=10, decided=10).submit("v1", at=10)
 
 
 def evidence(differences, other="v0", sources=JUDGES, version="v1", at=20.0) -> PairedEvidence:
@@ -209,7 +209,7 @@ def test_session_in_two_places_is_refused():
 
 @pytest.mark.parametrize("at", [9.0, 10.0, math.nan])
 def test_turns_that_the_candidate_could_know_are_refused(at: float):
-    with pytest.raises(ValueError, match=r"not newer than v1.*began after 10"):
+    with pytest.raises(ValueError, match=r"not newer than the last decision before v1.*began after 10"):
         decided([0.2] * 100, at=at)
 
 
@@ -256,6 +256,15 @@ def test_number_is_not_used_again():
     assert again.open[0].number == 2
 
 
+def test_turns_count_until_a_decision():
+    """A comparison that ends for a reason other than scores leaves its turns to the next one."""
+    assert SERVICE.close("v1").submit("v2", at=30).open[0].after == 10
+    rejected = SERVICE.reject("v1", at=20)
+    assert rejected.submit("v2", at=30).open[0].after == 20
+    with pytest.raises(ValueError, match="before the last event"):
+        SERVICE.reject("v1", at=9)
+
+
 def test_submission_cannot_be_backdated():
     for at in (9.0, math.nan):
         with pytest.raises(ValueError, match="before the last event"):
@@ -269,7 +278,7 @@ def test_promotion_ends_all_comparisons():
     assert promoted.open == ()
     with pytest.raises(ValueError, match="v2 is not being compared"):
         promoted.decide("v2", everything([0.2] * 100, version="v2"))
-    again = promoted.submit("v2", at=30).open[0]
+    again = promoted.submit("v2", at=35).open[0]
     assert (again.number, again.serving, again.first, again.after) == (3, "v1", "v0", 30)
 
 
@@ -288,7 +297,8 @@ def test_rollback_serves_the_version_before():
     service = SERVICE.promote(decided([0.2] * 100), at=30).submit("v2", at=40).roll_back(at=50)
     assert service.served == ("v0",)
     assert service.open == ()
-    assert service.submit("v3", at=60).open[0].number == 3
+    third = service.submit("v3", at=60).open[0]
+    assert (third.number, third.after) == (3, 50)
     with pytest.raises(ValueError, match="none to go back to"):
         service.roll_back(at=60)
 
