@@ -68,7 +68,7 @@ openclaw: $(VENV)/.installed
 	@test "$$(uname)" != Linux || $(BIN)/clawgym agents install openclaw
 
 # Other agent programs (AGENTS), and their tests with a scripted model.
-AGENTS ?= aider claude-code codex gemini-cli mini-swe-agent opencode qwen-code terminus
+AGENTS ?= aider claude-code codex gemini-cli mini-swe-agent opencode openhands qwen-code terminus
 agents: $(VENV)/.installed
 	for name in $(AGENTS); do $(BIN)/clawgym agents install $$name || exit 1; done
 	$(BIN)/pytest -m agents -n 2 --timeout 600

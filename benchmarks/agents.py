@@ -59,6 +59,7 @@ TOOLS: Mapping[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "gemini-cli": ("run_shell_command", lambda command: {"command": command}),
     "mini-swe-agent": ("bash", lambda command: {"command": command}),
     "openclaw": ("exec", lambda command: {"command": command}),
+    "openhands": ("terminal", lambda command: {"command": command, "summary": "work", "security_risk": "LOW"}),
     "opencode": ("bash", lambda command: {"command": command, "description": "Work"}),
     "pi": ("bash", lambda command: {"command": command}),
     "terminus": ("", lambda command: {}),

@@ -76,6 +76,7 @@ RELEASES: Mapping[str, Release] = {
         _npm("qwen-code", "0.24.4", "Qwen Code", "node_modules/@qwen-code/qwen-code/cli.js", node="22.23.3"),
         _pip("aider", "0.86.2", "Aider", "aider"),
         _pip("mini-swe-agent", "2.4.6", "mini-swe-agent", "minisweagent.run.mini", check="--help"),
+        _pip("openhands", "1.16.0", "OpenHands", "openhands_cli.entrypoint"),
         _pip("terminus", "0.26.0", "Harbor (Terminus 2)", "harbor.cli.main"),
     )
 }

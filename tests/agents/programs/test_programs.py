@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from clawgym.pool import Pool, sequences_of
 from clawgym.pool.check import check, trace_of
 from clawgym.records import Outcome
 from clawgym.registry import agents
+from clawgym.sandbox import SandboxSpec
 
 from ...conftest import benchmark
 from ...rollouts import episode_of
@@ -69,21 +71,32 @@ async def test_episode_is_solved_and_exact(program: str, attempt: Any) -> None:
     assert {turn.role for turn in episode.turns} == {"main"}
 
 
-async def test_sandbox_has_no_network_but_the_gateway(program: str, attempt: Any) -> None:
+LOOK = (
+    "tail -n +3 /proc/net/dev | sed 's/ *\\([^:]*\\):.*/interface:\\1/'; "
+    "python3 -c 'import socket; socket.getaddrinfo(\"a.example\", 80)' 2>&1"
+)
+
+
+async def test_sandbox_has_no_network_but_the_gateway(program: str, attempt: Any, backend: Any) -> None:
     """Commands of the agent see the loopback alone, and find no other machine."""
-    if program in ("aider", "terminus"):
-        pytest.skip(f"{program} calls no tools, whose results could be read")
-    look = "tail -n +3 /proc/net/dev | cut -d: -f1; python3 -c 'import socket; socket.getaddrinfo(\"example.org\", 80)'"
+    prompts: list[str] = []
 
     def say(prompt: str, n: int) -> str:
+        prompts.append(prompt)
+        if program == "terminus":
+            return bench.typed(f"{LOOK}\n" if n == 0 else "", done=n > 0)
         last = bench.act(program, bench.SUBMIT) if program == "mini-swe-agent" else "No network."
-        return bench.act(program, look) if n == 0 else last
+        return bench.act(program, LOOK) if n == 0 else last
 
-    episode = await attempt(say)
-    seen = next(o.content for step in episode.steps for o in step.observations)
-    assert "lo" in seen
-    assert "eth" not in seen
-    assert "gaierror" in seen
+    if program == "aider":  # it runs no commands
+        sandbox = await backend.create(agents.make(program).spec(SandboxSpec()))
+        seen = (await sandbox.exec(["bash", "-c", LOOK])).text
+        await sandbox.close()
+    else:
+        await attempt(say)
+        seen = "\n".join(prompts)
+    assert set(re.findall(r"interface:(\w+)", seen)) == {"lo"}
+    assert "socket.gaierror" in seen
 
 
 @pytest.mark.parametrize("lie", bench.LIES)

@@ -1,0 +1,36 @@
+"""OpenHands, on the gateway's chat API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clawgym.agents.blackbox.protocol import ModelLink
+from clawgym.agents.programs.command import HOME, CommandClaw, Needs, RunningCommand
+from clawgym.registry import agents
+
+__all__ = ["OpenHands"]
+
+
+@agents.register("openhands")
+class OpenHands(CommandClaw):
+    """The command ``openhands --headless``. Its tool for a browser, which the command never has, is not installed."""
+
+    name = "openhands"
+    needs = Needs(memory_mb=1536, pids=128)
+    history = f"{HOME}/.openhands"
+
+    def environment(self, link: ModelLink) -> Mapping[str, str]:
+        """See :class:`CommandClaw`."""
+        return {
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # LiteLLM's table of prices is not downloaded
+            "LLM_API_KEY": link.api_key,
+            "LLM_BASE_URL": link.base_url,
+            "LLM_MODEL": f"openai/{link.model}",
+            "OPENHANDS_SUPPRESS_BANNER": "1",
+        }
+
+    def command(self, link: ModelLink, message: str, *, first: bool) -> RunningCommand:
+        """See :class:`CommandClaw`."""
+        resumed = [] if first else ["--resume", "--last"]
+        argv = [*self.program(), "--headless", "--json", "--override-with-envs", *resumed, "--task", message]
+        return RunningCommand(argv, b"")
