@@ -5,9 +5,10 @@
 
 A simulated person with two or three style rules talks to a service through its door, as any client of OpenAI would:
 asks, complains in words until the reply is right, says thanks, and gives each reply a thumb. ``good``: the thumbs are
-what the person thinks. ``mixed``: half of them are reversed, by chance. ``adversarial``: all are. The words are always
-honest, so that a stolen key or a clumsy finger can be told from the person; somebody who lies in words and thumbs gets
-what they ask for.
+what the person thinks, and the service begins with a model that does not know the person. ``mixed``: half of them are
+reversed, by chance; ``adversarial``: all are. These two begin with the last version of the ungated service with good
+feedback, which has something to lose. The words are always honest, so that a stolen key or a clumsy finger can be told
+from the person; somebody who lies in words and thumbs gets what they ask for.
 
 Arms: with the gate; without it (every version answers at once); ``memory``: no training, but what the person complained
 of is in the system prompt of later conversations; ``both``. Each cell is one service in a folder of its own. The first
@@ -40,9 +41,11 @@ from clawgym.online.gate import GateKeeper
 from clawgym.online.judging import ConversationJudge
 from clawgym.online.service import Service, open_service
 from clawgym.online.training import VersionTrainer
+from clawgym.online.versions import Versions
 from clawgym.pool import Pool
 from clawgym.simulation.rules import RULES
 from clawgym.simulation.users import THANKS, User, UserRequest, requests, user_of
+from clawgym.trainers.common.start_model import merged_model
 from clawgym.trainers.config import load_config
 from clawgym.trainers.local.personal import first_policy
 
@@ -64,8 +67,8 @@ def settings(arm: Arm) -> list[str]:
     return [
         "redact=false", "held_out=0.3", "idle=3600", f"gate.on={'false' if arm == 'ungated' else 'true'}",
         "training.reward.judge=complaints", "training.distillation.hints=1", "gate.scorers=[likelihood, complaints]",
-        "training.rollout.groups=16", "training.rollout.staleness=8", "training.model.lora={rank: 16, alpha: 32}",
-        "training.optimizer.lr=0.002", "training.agent.max_steps=2", "training.agent.max_tokens=48",
+        "gate.canaries=600", "training.rollout.groups=16", "training.model.lora={rank: 16, alpha: 32}",
+        "training.optimizer.lr=0.0007", "training.agent.max_steps=2", "training.agent.max_tokens=48",
         "training.compute.row_tokens=512",
     ]  # fmt: skip
 
@@ -223,16 +226,26 @@ async def _run(options: argparse.Namespace) -> int:
     results = out / "results.jsonl"
     text = results.read_text("utf-8") if results.exists() else ""
     done = [json.loads(line) for line in text.splitlines()]
-    for seed, feedback, arm in itertools.product(
-        range(options.first, options.first + options.seeds), options.feedback or FEEDBACK, options.arm or ARMS[:2]
-    ):
+
+    async def once(arm: Arm, feedback: Feedback, seed: int) -> Path:
+        """The folder of this cell, which is run unless that is done."""
+        folder = out / f"{arm}-{feedback}-{seed}"
         if any((row["arm"], row["feedback"], row["seed"]) == (arm, feedback, seed) for row in done):
-            continue
-        name = f"{arm}-{feedback}-{seed}"
-        row = await cell(base, out / name, arm, feedback, seed, options.conversations, options.at_once, say)
+            return folder
+        first = base
+        if feedback != "good":
+            taught = ServiceFolder(await once("ungated", "good", seed))
+            first = merged_model(Versions(taught.versions).serving.folder, out / f"taught-{seed}")
+        row = await cell(first, folder, arm, feedback, seed, options.conversations, options.at_once, say)
         with results.open("a") as file:
             file.write(json.dumps(row) + "\n")
         done.append(row)
+        return folder
+
+    for seed, feedback, arm in itertools.product(
+        range(options.first, options.first + options.seeds), options.feedback or FEEDBACK, options.arm or ARMS[:2]
+    ):
+        await once(arm, feedback, seed)
     _show(done)
     return 0
 
@@ -269,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=int, default=5, help="number of people")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--conversations", type=int, default=480)
+    parser.add_argument("--conversations", type=int, default=960)
     parser.add_argument(
         "--at-once", type=int, default=32, help="conversations at a time, between two looks of the loops"
     )
