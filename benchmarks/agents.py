@@ -1,13 +1,14 @@
 """Agent programs by name, with a scripted model: solved tasks, exact tokens, prompts, costs, and lies of the model.
 
-    python benchmarks/agents.py [AGENT ...] [--tasks 5] [--lies]
+    python benchmarks/agents.py [AGENT ...] [--tasks 5] [--lies | --board]
 
 Without names, all that are installed (`clawgym agents install NAME`). The model is a token engine that looks around,
 runs the task's reference solution with the agent's own tool, and says that it is done; so what is measured is the agent
 and the gateway. ``--lies`` shows what an agent does with a model that sends bad JSON, calls unknown tools, says
-nothing, or never stops. Tokens of the system prompt are those of smollm2-135m's
-tokenizer. Memory is the highest PSS of the program's own processes, CPU is not measured: seconds are of this machine,
-with whatever else it does.
+nothing, or never stops. ``--board`` compares agents by the score of one model: the script; a careless script, of which
+a fifth of the replies are lies, the same for all agents, and the right one follows if the agent asks again; and
+smollm2-135m, which samples its replies. Tokens of the system prompt are those of smollm2-135m's tokenizer.
+Memory is the highest PSS of the program's own processes. Seconds are of this machine, with whatever else it does.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import subprocess
 import sys
 import tarfile
@@ -38,8 +40,9 @@ from clawgym.agents.blackbox import BlackBoxAgent
 from clawgym.agents.programs.install import installed
 from clawgym.agents.programs.releases import RELEASES, release_of
 from clawgym.engines.packaged import packaged_folder
-from clawgym.engines.protocol import GenerateRequest, Tokens
+from clawgym.engines.protocol import GenerateRequest, TokenEngine, Tokens
 from clawgym.engines.tiny import make_tiny_model
+from clawgym.engines.transformers import TransformersEngine
 from clawgym.errors import AgentError
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool, sequences_of
@@ -49,6 +52,7 @@ from clawgym.registry import agents as known
 from clawgym.rollout import EpisodeRequest, run_episode
 from clawgym.sandbox import Backend
 from clawgym.sandbox import backend as make_backend
+from clawgym.statistics import wilson
 
 PACKS = ("terminal-basic", "swe-basic")
 """The packs whose tasks a program in the sandbox can work on: the others bring tools of their own."""
@@ -71,10 +75,17 @@ TOOLS: Mapping[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
 """Agent -> the name of its shell tool, and the arguments that run a command. Aider has none: it edits files; Terminus
 types what the model's JSON says."""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-LIES = ("bad JSON", "unknown tool", "empty", "never stops")
+FAULTS = ("bad JSON", "unknown tool", "empty")
+LIES = (*FAULTS, "never stops")
+CARELESS = 0.2
+"""Share of the replies of the careless script that are faults."""
+BOARD = ("scripted", "careless", "smollm2-135m")
+NOT_GRADED = (Outcome.INFRA, Outcome.UNSUPPORTED)
+SMALL = {"max_steps": 8, "agent_seconds": 600.0}
+"""Limits of the tasks with smollm2-135m, which never solves one later."""
 
 
-def call(name: str, arguments: Any) -> str:
+def call_of(name: str, arguments: Any) -> str:
     """A tool call as the tiny model writes it."""
     body = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return f'<tool_call>\n{{"name": "{name}", "arguments": {body}}}\n</tool_call>'
@@ -85,7 +96,7 @@ def act(agent: str, command: str) -> str:
     if agent == "terminus":
         return typed(f"{command}\n")
     tool, arguments = TOOLS[agent]
-    return call(tool, arguments(command)) if tool else "I go on."
+    return call_of(tool, arguments(command)) if tool else "I go on."
 
 
 def typed(keystrokes: str, *, done: bool = False) -> str:
@@ -141,28 +152,38 @@ class Script:
     agent: str
     tasks: list[Task]
     lie: str | None = None
+    careless: float = 0.0
+    """Share of the replies that are faults."""
 
     def say(self, prompt: str, n: int) -> str:
-        tool, _ = TOOLS[self.agent]
-        match self.lie:
-            case "bad JSON" if n == 0:
-                return typed("ls")[:-9] if self.agent == "terminus" else call(tool or "x", '{"command": "echo a')
-            case "unknown tool" if n == 0:
-                return call("no_such_tool", {"x": 1})
-            case "empty" if n == 0:
-                return ""
-            case "never stops":
-                return act(self.agent, "true")
+        if self.lie == "never stops":
+            return act(self.agent, "true")
+        if self.lie is not None and n == 0:
+            return self._fault(self.lie)
         task = self._task(prompt)
         if task is None:
             return "A short title."
-        n -= self.lie is not None
+        faults = [self._drawn(task, call) for call in range(n + 1)]
+        if (fault := faults[-1]) is not None:
+            return self._fault(fault)
+        n -= (self.lie is not None) + sum(one is not None for one in faults)
         if self.agent == "aider":
             return "\n\n".join(f"{name}\n```\n{text}```" for name, text in written(task).items())
         steps = ["ls -a", solution_command(task), *([SUBMIT] if self.agent == "mini-swe-agent" else [])]
         if n < len(steps):
             return act(self.agent, steps[max(n, 0)])
         return typed("", done=True) if self.agent == "terminus" else "It is done."
+
+    def _drawn(self, task: Task, call: int) -> str | None:
+        """The fault of a call, the same for every agent."""
+        rng = random.Random(f"{task.id} {call}")
+        return rng.choice(FAULTS) if rng.random() < self.careless else None
+
+    def _fault(self, kind: str) -> str:
+        tool, _ = TOOLS[self.agent]
+        if kind == "bad JSON":
+            return typed("ls")[:-9] if self.agent == "terminus" else call_of(tool or "x", '{"command": "echo a')
+        return call_of("no_such_tool", {"x": 1}) if kind == "unknown tool" else ""
 
     def _task(self, prompt: str) -> Task | None:
         text = " ".join(prompt.split())
@@ -251,22 +272,21 @@ async def attempt(agent: Any, task: Task, backend: Backend) -> Episode:
 
 
 @contextlib.asynccontextmanager
-async def working(script: Script, folder: Path) -> AsyncIterator[tuple[BlackBoxAgent, ScriptedModel]]:
-    """The agent of ``script`` with its model."""
-    model = ScriptedModel(folder, script)
+async def working(name: str, model: TokenEngine) -> AsyncIterator[BlackBoxAgent]:
+    """An agent whose model is ``model``."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.closing(Pool(Path(scratch, "pool.db"))) as pool:
         async with Gateway(model, pool) as gateway:
-            agent = BlackBoxAgent(known.make(script.agent), gateway=gateway, spare=0)
+            agent = BlackBoxAgent(known.make(name), gateway=gateway, spare=0)
             try:
-                yield agent, model
+                yield agent
             finally:
                 await agent.aclose()
 
 
 async def solve(name: str, tasks: Mapping[str, list[Task]], folder: Path, backend: Backend) -> Seen:
     """Let an agent work on all tasks, one after another."""
-    script = Script(name, [task for of in tasks.values() for task in of])
-    async with working(script, folder) as (agent, model):
+    model = ScriptedModel(folder, Script(name, [task for of in tasks.values() for task in of]))
+    async with working(name, model) as agent:
         seen = Seen(name, agent.version)
 
         async def watch() -> None:
@@ -289,11 +309,39 @@ async def solve(name: str, tasks: Mapping[str, list[Task]], folder: Path, backen
 async def lie(name: str, what: str, task: Task, folder: Path, backend: Backend) -> str:
     """What an agent does if the first reply of the model is a lie, or all are."""
     task = replace(task, limits=replace(task.limits, max_steps=12, agent_seconds=180))
-    async with working(Script(name, [task], what), folder) as (agent, _):
+    async with working(name, ScriptedModel(folder, Script(name, [task], what))) as agent:
         episode = await attempt(agent, task, backend)
     cause = f" ({episode.cause})" if episode.cause else ""
     counts = {"call": len(episode.turns), "sequence": len(sequences_of(episode.turns))}
     return f"{episode.outcome}{cause}, " + ", ".join(f"{n} {what}{'s' * (n != 1)}" for what, n in counts.items())
+
+
+async def score(name: str, model: TokenEngine, tasks: list[Task], backend: Backend) -> str:
+    """The share of solved tasks, in per cent, with Wilson's interval; and the causes of what was not graded."""
+    async with working(name, model) as agent:
+        episodes = [await attempt(agent, task, backend) for task in tasks]
+    solved = sum(episode.outcome is Outcome.SOLVED for episode in episodes)
+    low, high = wilson(solved / len(tasks), len(tasks))
+    ended = Counter(episode.cause for episode in episodes if episode.outcome in NOT_GRADED)
+    causes = "".join(f", {count} {cause}" for cause, count in ended.items())
+    return f"{100 * solved / len(tasks):.0f} ({100 * low:.0f} to {100 * high:.0f}){causes}"
+
+
+async def board(names: list[str], tasks: list[Task], folder: Path, backend: Backend) -> None:
+    """Print the scores of all agents with all models."""
+    print("| agent | " + " | ".join(BOARD) + " |\n|---|" + "---|" * len(BOARD))
+    small = TransformersEngine(packaged_folder(BOARD[-1]), threads=1, kernels="int8")
+    short = [replace(task, limits=replace(task.limits, **SMALL)) for task in tasks]
+    try:
+        for name in names:
+            cells = []
+            for careless in (0.0, CARELESS):
+                model = ScriptedModel(folder, Script(name, tasks, careless=careless))
+                cells.append(await score(name, model, tasks, backend))
+            cells.append(await score(name, small, short, backend))
+            print(f"| `{name}` | " + " | ".join(cells) + " |", flush=True)
+    finally:
+        await small.aclose()
 
 
 def before_task(prompt: str, tasks: Mapping[str, list[Task]]) -> str:
@@ -320,6 +368,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("agents", nargs="*", metavar="AGENT", help="names of clawgym list agents")
     parser.add_argument("--tasks", type=int, default=5, help="tasks of each pack")
+    parser.add_argument("--board", action="store_true", help="show the scores of agents and models")
     parser.add_argument("--lies", action="store_true", help="show what agents do when the model lies")
     given = parser.parse_args()
     names = available(given.agents)
@@ -328,7 +377,9 @@ async def main() -> None:
     backend = make_backend("namespace")
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_tiny_model(Path(scratch) / "tiny")
-        if given.lies:
+        if given.board:
+            await board(names, [task for of in tasks.values() for task in of], folder, backend)
+        elif given.lies:
             print("| agent | " + " | ".join(LIES) + " |\n|---|" + "---|" * len(LIES))
             for name in names:
                 told = [await lie(name, what, tasks[PACKS[0]][0], folder, backend) for what in LIES]
