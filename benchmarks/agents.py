@@ -81,8 +81,10 @@ CARELESS = 0.2
 """Share of the replies of the careless script that are faults."""
 BOARD = ("scripted", "careless", "smollm2-135m")
 NOT_GRADED = (Outcome.INFRA, Outcome.UNSUPPORTED)
-SMALL = {"max_steps": 8, "agent_seconds": 600.0}
-"""Limits of the tasks with smollm2-135m, which never solves one later."""
+SMALL = {"max_steps": 4, "agent_seconds": 600.0}
+"""Limits of the tasks with smollm2-135m."""
+BRIEF = 256
+"""Most tokens of its replies."""
 
 
 def call_of(name: str, arguments: Any) -> str:
@@ -225,6 +227,24 @@ class ScriptedModel:
     async def aclose(self) -> None: ...
 
 
+class Brief:
+    """A token engine whose replies have at most :data:`BRIEF` tokens."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self._engine = engine
+        self.name, self.tokenizer, self.context_window = engine.name, engine.tokenizer, engine.context_window
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Tokens]:
+        most = min(request.sampling.max_tokens or BRIEF, BRIEF)
+        return self._engine.generate(replace(request, sampling=replace(request.sampling, max_tokens=most)))
+
+    def identity(self) -> dict[str, Any]:
+        return {**self._engine.identity(), "max_tokens": BRIEF}
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
+
+
 @dataclass
 class Seen:
     """The episodes of one agent."""
@@ -330,7 +350,7 @@ async def score(name: str, model: TokenEngine, tasks: list[Task], backend: Backe
 async def board(names: list[str], tasks: list[Task], folder: Path, backend: Backend) -> None:
     """Print the scores of all agents with all models."""
     print("| agent | " + " | ".join(BOARD) + " |\n|---|" + "---|" * len(BOARD))
-    small = TransformersEngine(packaged_folder(BOARD[-1]), threads=1, kernels="int8")
+    small = Brief(TransformersEngine(packaged_folder(BOARD[-1]), threads=1, kernels="int8"))
     short = [replace(task, limits=replace(task.limits, **SMALL)) for task in tasks]
     try:
         for name in names:

@@ -53,8 +53,8 @@ _FACTS = re.compile(r"[Tt]he (\w+) has (\d+) (\w+)")
 class ComplaintScorer:
     """Scores a reply by what the user said to another reply to the same request (:mod:`clawgym.online.replay`).
 
-    After a complaint, the rules that it names must be kept; after thanks, those that the thanked reply kept. A reply
-    that lacks a figure scores 0.
+    The rules that the user complained of up to this answer must be kept; after thanks without any complaint, those that
+    the thanked reply kept. A reply that lacks a figure scores 0.
     """
 
     def __init__(self, context: Any) -> None:
@@ -69,7 +69,8 @@ class ComplaintScorer:
         facts = _FACTS.findall(asked)
         if facts and UserRequest(asked, tuple((a, int(n)) for a, n, _ in facts), facts[0][2]).content(reply) < 1:
             return 0.0
-        named = [rule for rule in RULES.values() if rule.complaint in answer]
+        said = " ".join([*(str(m.get("content")) for m in record.history if m.get("role") == "user"), answer])
+        named = [rule for rule in RULES.values() if rule.complaint in said]
         if not named and THANKS in answer:
             named = [rule for rule in RULES.values() if rule.score(before) == 1]
         if named:
