@@ -144,3 +144,13 @@ async def test_a_simulated_persons_words_score_other_replies(answer: str, reply:
     record = Judgeable("s", 0, "chat", "", history, {"role": "assistant", "content": PLAIN}, after)
     replayed = SimpleNamespace(turn=SimpleNamespace(record=record), reply={"role": "assistant", "content": reply})
     assert await ComplaintScorer(None).score(replayed) == pytest.approx(score, abs=0.25)
+
+
+@pytest.mark.parametrize(("reply", "score"), [(PLAIN, 0.0), (f"Happy to help! {PLAIN}\n- **3**", 1.0)])
+async def test_after_thanks_what_was_complained_of_must_be_kept(reply: str, score: float) -> None:
+    said = (REQUEST.text, PLAIN, RULES["polite"].complaint)
+    history = tuple({"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said))
+    after = NextState(0, ({"role": "user", "content": THANKS},))
+    record = Judgeable("s", 1, "chat", "", history, {"role": "assistant", "content": f"Happy to help! {PLAIN}"}, after)
+    replayed = SimpleNamespace(turn=SimpleNamespace(record=record), reply={"role": "assistant", "content": reply})
+    assert await ComplaintScorer(None).score(replayed) == score
