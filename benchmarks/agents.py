@@ -1,14 +1,17 @@
 """Agent programs by name, with a scripted model: solved tasks, exact tokens, prompts, costs, and lies of the model.
 
-    python benchmarks/agents.py [AGENT ...] [--tasks 5] [--lies | --board]
+    python benchmarks/agents.py [AGENT ...] [--tasks 5] [--lies | --board | --sets NAME,...]
 
 Without names, all that are installed (`clawgym agents install NAME`). The model is a token engine that looks around,
 runs the task's reference solution with the agent's own tool, and says that it is done; so what is measured is the agent
 and the gateway. ``--lies`` shows what an agent does with a model that sends bad JSON, calls unknown tools, says
-nothing, or never stops. ``--board`` compares agents by the score of one model: the script; a careless script, of which
-a fifth of the replies are lies, the same for all agents, and the right one follows if the agent asks again; and
-smollm2-135m, which samples its replies. Tokens of the system prompt are those of smollm2-135m's tokenizer.
-Memory is the highest PSS of the program's own processes. Seconds are of this machine, with whatever else it does.
+nothing, or never stops. ``--board`` compares agents by the score of one model: the
+script; a careless script, of which a fifth of the replies are lies, the same for all agents, and the right one follows
+if the agent asks again; and smollm2-135m, which samples its replies. ``--sets`` runs the first tasks of other task sets
+that are supported here, with their reference solution where they have one, and counts the graded episodes.
+
+Tokens of the system prompt are those of smollm2-135m's tokenizer. Memory is the highest PSS of the program's own
+processes. Seconds are of this machine, with whatever else it does.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import asyncio
 import base64
 import contextlib
 import io
+import itertools
 import json
 import os
 import random
@@ -27,7 +31,7 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -171,7 +175,8 @@ class Script:
         n -= (self.lie is not None) + sum(one is not None for one in faults)
         if self.agent == "aider":
             return "\n\n".join(f"{name}\n```\n{text}```" for name, text in written(task).items())
-        steps = ["ls -a", solution_command(task), *([SUBMIT] if self.agent == "mini-swe-agent" else [])]
+        work = [solution_command(task)] if task.solution else []
+        steps = ["ls -a", *work, *([SUBMIT] if self.agent == "mini-swe-agent" else [])]
         if n < len(steps):
             return act(self.agent, steps[max(n, 0)])
         return typed("", done=True) if self.agent == "terminus" else "It is done."
@@ -364,6 +369,34 @@ async def board(names: list[str], tasks: list[Task], folder: Path, backend: Back
         await small.aclose()
 
 
+async def played(name: str, tasks: list[Task], folder: Path, backend: Backend) -> str:
+    """How many episodes were graded and solved, and why the others were not; with the median time."""
+    if not tasks:
+        return "none is supported here"
+    seen = await solve(name, {"": tasks}, folder, backend)
+    done = [episode for _, episode in seen.episodes if episode.outcome not in NOT_GRADED]
+    solved = sum(episode.outcome is Outcome.SOLVED for episode in done)
+    causes = Counter(f"{e.outcome} {e.cause}" for _, e in seen.episodes if e.outcome in NOT_GRADED)
+    why = "".join(f", {count} {cause}" for cause, count in causes.items())
+    seconds = sorted(seen.seconds)[len(seen.seconds) // 2]
+    return f"{len(done)} graded, {solved} solved{why}, {seconds:.1f} s"
+
+
+async def matrix(names: list[str], sets: list[str], count: int, folder: Path, backend: Backend) -> None:
+    """Print which agents ran which task sets."""
+    tasks = {name: list(itertools.islice(supported(name), count)) for name in sets}
+    print("| agent | " + " | ".join(sets) + " |\n|---|" + "---|" * len(sets))
+    for name in names:
+        cells = [await played(name, tasks[of], folder, backend) for of in sets]
+        print(f"| `{name}` | " + " | ".join(cells) + " |", flush=True)
+
+
+def supported(name: str) -> Iterator[Task]:
+    """The tasks of a set that run on this machine, those with a reference solution first."""
+    tasks = [task for task in clawgym.load(name).tasks if task.unsupported is None]
+    return iter(sorted(tasks, key=lambda task: not task.solution))
+
+
 def before_task(prompt: str, tasks: Mapping[str, list[Task]]) -> str:
     """The prompt of a first call without the task's instruction."""
     for task in (task for of in tasks.values() for task in of):
@@ -388,6 +421,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("agents", nargs="*", metavar="AGENT", help="names of clawgym list agents")
     parser.add_argument("--tasks", type=int, default=5, help="tasks of each pack")
+    parser.add_argument("--sets", metavar="NAME,...", help="show which agents run these task sets")
     parser.add_argument("--board", action="store_true", help="show the scores of agents and models")
     parser.add_argument("--lies", action="store_true", help="show what agents do when the model lies")
     given = parser.parse_args()
@@ -397,7 +431,9 @@ async def main() -> None:
     backend = make_backend("namespace")
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_tiny_model(Path(scratch) / "tiny")
-        if given.board:
+        if given.sets:
+            await matrix(names, given.sets.split(","), given.tasks, folder, backend)
+        elif given.board:
             await board(names, [task for of in tasks.values() for task in of], folder, backend)
         elif given.lies:
             print("| agent | " + " | ".join(LIES) + " |\n|---|" + "---|" * len(LIES))
