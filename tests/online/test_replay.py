@@ -142,7 +142,9 @@ async def test_a_simulated_persons_words_score_other_replies(answer: str, reply:
     history = ({"role": "user", "content": REQUEST.text},)
     after = NextState(0, ({"role": "user", "content": answer},))
     record = Judgeable("s", 0, "chat", "", history, {"role": "assistant", "content": PLAIN}, after)
-    replayed = SimpleNamespace(turn=SimpleNamespace(record=record), reply={"role": "assistant", "content": reply})
+    replayed = SimpleNamespace(
+        turn=SimpleNamespace(record=record, at=2.0), reply={"role": "assistant", "content": reply}
+    )
     assert await ComplaintScorer(None).score(replayed) == pytest.approx(score, abs=0.25)
 
 
@@ -152,5 +154,23 @@ async def test_after_thanks_what_was_complained_of_must_be_kept(reply: str, scor
     history = tuple({"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said))
     after = NextState(0, ({"role": "user", "content": THANKS},))
     record = Judgeable("s", 1, "chat", "", history, {"role": "assistant", "content": f"Happy to help! {PLAIN}"}, after)
-    replayed = SimpleNamespace(turn=SimpleNamespace(record=record), reply={"role": "assistant", "content": reply})
+    replayed = SimpleNamespace(
+        turn=SimpleNamespace(record=record, at=2.0), reply={"role": "assistant", "content": reply}
+    )
     assert await ComplaintScorer(None).score(replayed) == score
+
+
+async def test_what_was_complained_of_in_earlier_conversations_must_be_kept(tmp_path: Path) -> None:
+    with Pool(tmp_path / "pool.db") as pool:
+        id = pool.open_episode(channel="user")
+        said = ({"role": "user", "content": RULES["polite"].complaint},)
+        pool.append([(id, 0, Turn((1,), (1,), (-1.0,), 0, messages=said, reply={"role": "assistant", "content": "a"}))])
+        pool.close_episode(id, EpisodeEnd(outcome="solved"))
+        began = pool.episode(id).opened_at
+        after = NextState(0, ({"role": "user", "content": THANKS},))
+        history = ({"role": "user", "content": REQUEST.text},)
+        record = Judgeable("s", 0, "chat", "", history, {"role": "assistant", "content": PLAIN}, after)
+        reply = {"role": "assistant", "content": PLAIN}
+        for at, score in ((began + 1, 0.0), (began - 1, 1.0)):
+            replayed = SimpleNamespace(turn=SimpleNamespace(record=record, at=at), reply=reply)
+            assert await ComplaintScorer(SimpleNamespace(pool=pool)).score(replayed) == score
