@@ -71,6 +71,7 @@ CHECK = (
     "invariants/test_pool_kills.py",
     "invariants/test_ray_nodes.py",
     "invariants/test_service_kills.py",
+    "invariants/test_suites_hold.py",
     "invariants/test_tests_hold.py",
     "invariants/test_texts_of_others.py",
     "invariants/test_tools_hold.py",

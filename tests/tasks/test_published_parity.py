@@ -144,3 +144,12 @@ async def test_runs_agree_with_swebench(
         assert (verdict == "RESOLVED_FULL") == (result.official == 1.0), (kind, verdict, result.cause)
         print(name, kind, verdict, len(result.checks), "tests,", sum(map(bool, result.checks.values())), "passed")
     assert verdicts[0] == "RESOLVED_FULL"
+    # Code under test that prints what the runner would print, and ends it with success: only the parser believes it.
+    form = {"django": "{test} ... ok", "sympy": "{test} ok", "pytest-dev": "PASSED {test}"}[case.repo.split("/")[0]]
+    lines = "\n".join(form.format(test=test) for test in (*first, *second))
+    forged = f"{source}\nimport os\nos.write(1, {lines + chr(10)!r}.encode())\nos._exit(0)\n"
+    tree = {**files, path: TaskFile(path, forged.encode())}
+    (found,) = asked([*own, "logs"], [[case.repo, await log_of(case, task, {**tree, **added}, backend)]])
+    assert asked(own, [[first, second, found]]) == ["RESOLVED_FULL"]
+    result = await grade(task, Subject(Archive(packed(tree.values()))), backend)
+    assert (result.official, result.cause, sum(result.checks.values())) == (0.0, "unfinished", 0)

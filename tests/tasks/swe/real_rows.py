@@ -33,7 +33,7 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(argv, cwd=folder, check=True, capture_output=True, env=env).stdout.decode()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     repo: str
     version: str
@@ -142,6 +142,8 @@ PACKAGING = (
     "5b8f2217dbdbd2f7f384c41c628544e6d52f2d0f53c6d0c3ea61aa5d1d7ff124",
 )
 ATTRS = ("attrs", "attrs-24.2.0-py3-none-any.whl", "81921eb96de3191c8258c199618104dd27ac608d9366f5e35d011eae1867ede2")
+PY = ("py", "py-1.11.0-py2.py3-none-any.whl", "607c53218732647dff4acdfcd50cb62615cedf612e72d1724fb1a0cc6405b378")
+TOML = ("toml", "toml-0.10.2-py2.py3-none-any.whl", "806143ae5bfb6a3c6e736a764057db0e6a0e05e338b5630894a5f779cabb4f9b")
 
 _APPS = ("get_or_create", "utils_tests", "templates")
 
@@ -221,4 +223,22 @@ PYTEST = Case(
     ("testing/test_mark_expression.py::test_basic[not",),
     ("testing/test_mark_expression.py::test_empty_is_false", "testing/test_skipping.py::test_importorskip"),
 )
-CASES = {"django": DJANGO, "django-3.2": OLD_DJANGO, "sympy": SYMPY, "pytest": PYTEST}
+OLD_SYMPY = dataclasses.replace(
+    SYMPY,
+    version="1.5",
+    sdist=("sympy", "sympy-1.5.1.tar.gz", "d77901d748287d15281f5ffe5b0fef62dd38f357c2b827c44ff07f35695f4e7e"),
+)
+OLD_PYTEST = dataclasses.replace(
+    PYTEST,
+    version="6.2",
+    sdist=("pytest", "pytest-6.2.5.tar.gz", "131b36680866a76e6781d13f101efb86cf674ebb9762eb70d3082b6f29889e89"),
+    wheels=(*PYTEST.wheels, PY, TOML),
+)
+CASES = {
+    "django": DJANGO,
+    "django-3.2": OLD_DJANGO,
+    "sympy": SYMPY,
+    "sympy-1.5": OLD_SYMPY,
+    "pytest": PYTEST,
+    "pytest-6.2": OLD_PYTEST,
+}
