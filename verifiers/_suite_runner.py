@@ -60,12 +60,14 @@ def _module(path):
 
 
 def _plant(base, suite, workspace, files):
-    """Two files of canaries beside files of tests that are chosen at random, one before and one after the tests."""
+    """Two files of canaries, one before and one after the tests: beside one of them, or for Django in ``tests``, since
+    other folders may be read by tests (migrations, template tags, what the discovery of tests is tried on)."""
     dice = random.SystemRandom()
     canaries = base.Canaries()
     for _ in (1, 2) if files else ():
         beside = dice.choice(files)
-        path = os.path.join(os.path.dirname(beside), f"test_{base._word(dice)}.py")
+        folder = "tests" if suite == "django" else os.path.dirname(beside)
+        path = os.path.join(folder, f"test_{base._word(dice)}.py")
         tests = [_canary(base, dice, number % 2) for number in range(6)]
         with open(os.path.join(workspace, beside), encoding="utf-8", errors="replace") as file:
             text, expected = _WRITERS[suite](path, file.read(), tests)
@@ -90,8 +92,7 @@ def _django(path, beside, canaries):
     with_databases = "TestCase" if re.search(r"\bTestCase\b", beside) else "SimpleTestCase"
     bases = ["unittest.TestCase", "SimpleTestCase", with_databases]
     text, expected = "import unittest\n\nfrom django.test import SimpleTestCase, TestCase\n", {}
-    module = path[:-3].replace("/", ".")
-    module = module[len("tests.") :] if module.startswith("tests.") else module
+    module = os.path.basename(path)[:-3]
     for number, (name, outcome, sides) in enumerate(canaries):
         test, group = "test_" + name, "Test" + name
         text += f"\n\nclass {group}({bases[number // 2]}):\n    def {test}(self):\n"

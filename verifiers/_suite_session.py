@@ -8,8 +8,8 @@ workspace on the path.
 Names are those that the parsers of SWE-bench find in the output of the runner. For Django this is the first line of a
 test's docstring if it has one: ``unittest`` prints it on a line of its own, before ``... ok``, and the parser takes
 what is on that line. Otherwise it is ``test (module.Class)``, or ``test (module.Class.test)`` where the rows were made
-with Python 3.11 or later. Before Python 3.9, a docstring that begins with a blank line counted as none. So a test gets
-all names that it could have. For SymPy it is the name of the function.
+with Python 3.11 or later. Older Pythons took a docstring that begins with a blank line for none. So a test gets all
+names that it could have. For SymPy it is the name of the function.
 """
 
 import json

@@ -15,6 +15,8 @@ from clawgym.verifiers.workspace import packed
 
 from ..tasks.swe.real_rows import DJANGO, PYTEST, SYMPY, Case, bring
 
+pytestmark = pytest.mark.timeout(900)
+
 Left = Mapping[str, str]
 """Files that the agent leaves. A text that begins with ``+`` is added to the file that is there."""
 
@@ -108,6 +110,7 @@ EMPTY_TESTS = """import unittest
 class GetOrCreateTests(unittest.TestCase):
     def test_get_or_create_method_with_create(self): pass
     def test_get_or_create_method_with_get(self): pass
+    def test_get_or_create_redundant_instance(self): pass
 """
 
 RESTORED: Mapping[str, tuple[Case, Left]] = {

@@ -103,6 +103,7 @@ async def log_of(case: Case, task: Task, files: dict[str, TaskFile], backend: Ba
         await box.close()
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
 async def test_runs_agree_with_swebench(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend

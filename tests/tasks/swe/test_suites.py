@@ -15,6 +15,8 @@ from clawgym.tasks import load
 from ...rollouts import episode_of
 from .real_rows import CASES, Case, bring
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
