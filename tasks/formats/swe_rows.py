@@ -27,6 +27,7 @@ from clawgym.tasks.formats._schema import validated
 from clawgym.tasks.swe import patching, verifier
 from clawgym.tasks.swe.repository import files_at, repositories
 from clawgym.tasks.swe.solution import patch_solution
+from clawgym.tasks.swe.suites import PYTEST, SUITES, RepositoryTests
 
 __all__ = ["is_row", "read_row"]
 
@@ -35,11 +36,6 @@ _KEYS = {"instance_id", "repo", "base_commit", "problem_statement", "test_patch"
 _LIMITS = Limits(
     memory_mb=4096, pids=512, disk_mb=1024, agent_seconds=1800, verify_seconds=900, command_seconds=300, max_steps=100
 )
-_NOT_PYTEST = {
-    "django/django": "its tests run with tests/runtests.py",
-    "sympy/sympy": "its tests run with bin/test",
-    "pytest-dev/pytest": "its tests run with the pytest under test, which cannot vouch for itself",
-}
 
 
 def _listed(value: Any) -> Any:
@@ -102,28 +98,32 @@ def _instruction(row: _Row, workspace: str) -> str:
 def _with_repository(task: Task, row: _Row) -> Task:
     """``task`` with the files and dependencies of its repository. Raises :class:`UnsupportedTask` if they are
     missing."""
-    if row.repo in _NOT_PYTEST:
-        raise UnsupportedTask(
-            f"ours: {row.repo}: {_NOT_PYTEST[row.repo]}, and only pytest is supported: leave the row out"
-        )
-    odd = [test for test in (*row.FAIL_TO_PASS, *row.PASS_TO_PASS) if "::" not in test]
-    if odd:
+    suite = SUITES.get(row.repo, PYTEST)
+    fail_to_pass, pass_to_pass = suite.listed(row.FAIL_TO_PASS), suite.listed(row.PASS_TO_PASS)
+    odd = [test for test in (*fail_to_pass, *pass_to_pass) if "::" not in test]
+    if odd and suite.has_ids:
         raise UnsupportedTask(f"ours: {row.repo}: {odd[0]!r} is not a pytest id (FILE::NAME): leave the row out")
     inputs = files_at(row.repo, row.base_commit)
     by_path = {file.path: file for file in inputs}
     overlay = _hidden(row, by_path)
-    layer = _layer(row.repo, row.version)
+    paths = [] if suite.has_ids else [file.path for file in overlay if file.path.endswith(".py")]
+    if not (paths or suite.has_ids):
+        raise UnsupportedTask(f"ours: {row.repo}: test_patch has no Python file, so no tests to run: leave the row out")
+    layer = _layer(row.repo, row.version, suite)
     roots = [task.workspace, *([f"{task.workspace}/src"] if any(p.startswith("src/") for p in by_path) else [])]
     return dataclasses.replace(
         task,
-        inputs=inputs,
+        inputs=_with_version(row, inputs),
         layers={SITE: layer},
         env={"PYTHONPATH": ":".join([*roots, SITE])},
         verifier=verifier.tests_verifier(
-            fail_to_pass=row.FAIL_TO_PASS,
-            pass_to_pass=row.PASS_TO_PASS,
-            protected=_protected(_touched(row.patch)),
+            fail_to_pass=fail_to_pass,
+            pass_to_pass=pass_to_pass,
+            arguments=suite.arguments,
+            protected=_protected(suite, _touched(row.patch)),
             overlay=overlay,
+            runner=suite.runner,
+            paths=paths,
         ),
     )
 
@@ -145,6 +145,18 @@ def _hidden(row: _Row, files: Mapping[str, TaskFile]) -> list[TaskFile]:
     ]
 
 
+def _with_version(row: _Row, inputs: tuple[TaskFile, ...]) -> tuple[TaskFile, ...]:
+    """``inputs``, and the file with its version that a build of pytest writes, which no commit has."""
+    path = "src/_pytest/_version.py"
+    if row.repo != "pytest-dev/pytest" or not re.fullmatch(r"\d+(\.\d+)*", row.version or ""):
+        return inputs
+    if any(file.path == path for file in inputs):
+        return inputs
+    parts = ", ".join(str(int(part)) for part in f"{row.version}.0".split("."))
+    made = TaskFile(path, f'version = "{row.version}.0"\nversion_tuple = ({parts})\n'.encode())
+    return tuple(sorted((*inputs, made), key=lambda file: file.path))
+
+
 def _touched(patch: str) -> set[str]:
     try:
         changes = patching.parse(patch.encode())
@@ -153,11 +165,12 @@ def _touched(patch: str) -> set[str]:
     return {path for change in changes for path in (change.old, change.new) if path}
 
 
-def _protected(solution: Iterable[str]) -> tuple[str, ...]:
+def _protected(suite: RepositoryTests, solution: Iterable[str]) -> tuple[str, ...]:
     """Patterns of protected files, without those that would revert the reference solution. Files of the tests are
     always protected."""
     paths = [part for path in solution for part in _with_folders(path)]
-    return tuple(glob for glob in verifier.PROTECTED if not any(fnmatchcase(path, glob) for path in paths))
+    globs = [glob for glob in verifier.PROTECTED if not glob.startswith(suite.changeable)]
+    return tuple(glob for glob in (*globs, *suite.protected) if not any(fnmatchcase(path, glob) for path in paths))
 
 
 def _with_folders(path: str) -> list[str]:
@@ -165,7 +178,7 @@ def _with_folders(path: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
-def _layer(repo: str, version: str | None) -> Layer:
+def _layer(repo: str, version: str | None, suite: RepositoryTests) -> Layer:
     root = repositories()
     tried = [root / f"{repo}@{version}.site"] if version and re.fullmatch(r"[\w.-]+", version) else []
     tried.append(root / f"{repo}.site")
@@ -173,7 +186,7 @@ def _layer(repo: str, version: str | None) -> Layer:
         if folder.is_dir():
             return Layer(f"swe/{repo}", _site_digest(folder.resolve()), folder.resolve())
     raise UnsupportedTask(
-        f"{tried[-1]} is missing: pip install --target {tried[-1]} pytest and the dependencies of {repo}, "
+        f"{tried[-1]} is missing: pip install --target {tried[-1]} {suite.needs}the dependencies of {repo}, "
         "then try again"
     )
 

@@ -49,6 +49,8 @@ def tests_verifier(
     protected: Sequence[str] = PROTECTED,
     overlay: Iterable[TaskFile] = (),
     site: bool = False,
+    runner: str = "pytest",
+    paths: Sequence[str] = (),
 ) -> VerifierSpec:
     """A verifier that runs the tests ``fail_to_pass`` and ``pass_to_pass``, for at most ``Limits.verify_seconds``.
 
@@ -62,6 +64,9 @@ def tests_verifier(
         overlay: files that are written over the graded workspace, such as tests that the agent must not see.
         site: whether Python may use the image's ``site-packages``. Otherwise it uses only the standard library, the
             workspace, and ``PYTHONPATH`` of the task's environment.
+        runner: see :attr:`~clawgym.tasks.swe.suites.RepositoryTests.runner`. With ``django`` and ``sympy`` tests have
+            the names of SWE-bench instead of ids.
+        paths: the files of the tests, for runners without ids.
 
     Raises :class:`~clawgym.errors.TaskError` if ``fail_to_pass`` is empty or a test is in both lists.
     """
@@ -70,24 +75,30 @@ def tests_verifier(
         raise TaskError("fail_to_pass is empty: give at least one test that fails without a solution")
     if both := set(first).intersection(second):
         raise TaskError(f"{min(both)!r} is in fail_to_pass and in pass_to_pass: remove it from one")
-    own = {test.split("::")[0] for test in (*first, *second)}
-    plan = {"fail_to_pass": first, "pass_to_pass": second, "paths": [], "arguments": [*arguments], "site": site}
+    own = {*paths} or {test.split("::")[0] for test in (*first, *second)}
+    plan = {"fail_to_pass": first, "pass_to_pass": second, "paths": [*paths], "arguments": [*arguments], "site": site}
     names = ("".join(f"[{c}]" if c in "*?[" else c for c in path) for path in sorted(own))
-    return _spec(plan, (*dict.fromkeys((*protected, *names)),), overlay)
+    return _spec(plan, (*dict.fromkeys((*protected, *names)),), overlay, runner)
 
 
-def observing_verifier(paths: Sequence[str], *, arguments: Sequence[str] = (), site: bool = False) -> VerifierSpec:
+def observing_verifier(
+    paths: Sequence[str], *, arguments: Sequence[str] = (), site: bool = False, runner: str = "pytest"
+) -> VerifierSpec:
     """A verifier that runs all tests below ``paths`` (files or folders of the workspace) and reports each as a check.
     It is for finding out which tests pass; its score is meaningless."""
     plan = {"fail_to_pass": [], "pass_to_pass": [], "paths": [*paths], "arguments": [*arguments], "site": site}
-    return _spec(plan, (), ())
+    return _spec(plan, (), (), runner)
 
 
-def _spec(plan: dict[str, object], protected: tuple[str, ...], overlay: Iterable[TaskFile]) -> VerifierSpec:
+def _spec(
+    plan: dict[str, object], protected: tuple[str, ...], overlay: Iterable[TaskFile], runner: str
+) -> VerifierSpec:
+    if runner in ("django", "sympy"):
+        plan["suite"] = runner
     files = [
         TaskFile("reward.sh", TESTS_REWARD_SH.encode(), executable=True),
         TaskFile("tests.json", (json.dumps(plan, indent=1, ensure_ascii=False) + "\n").encode()),
-        *(TaskFile(name, _program(source)) for name, source in _PROGRAMS.items()),
+        *(TaskFile(name, _program(source)) for name, source in _PROGRAMS[runner].items()),
         *(replace(file, path=OVERLAY + file.path) for file in overlay),
     ]
     return VerifierSpec(
@@ -95,7 +106,18 @@ def _spec(plan: dict[str, object], protected: tuple[str, ...], overlay: Iterable
     )
 
 
-_PROGRAMS = {"run_tests.py": "_tests_runner.py", "tests_session.py": "_tests_session.py"}
+_PYTEST = {"run_tests.py": "_tests_runner.py", "tests_session.py": "_tests_session.py"}
+_SUITE = {
+    "run_tests.py": "_suite_runner.py",
+    "pytest_runner.py": "_tests_runner.py",
+    "tests_session.py": "_suite_session.py",
+}
+_PROGRAMS = {
+    "pytest": _PYTEST,
+    "own-pytest": {**_PYTEST, "tests_session.py": "_own_pytest_session.py", "pytest_session.py": "_tests_session.py"},
+    "django": _SUITE,
+    "sympy": _SUITE,
+}
 
 
 @cache

@@ -1,6 +1,7 @@
-"""Run by a Python that has swebench: its own verdict on outcomes of tests.
+"""Run by a Python that has swebench: its own verdict on outcomes of tests, and its own reading of logs.
 
-Reads from stdin a list of ``[fail_to_pass, pass_to_pass, {test: status}]``, prints the list of resolution statuses.
+Reads from stdin a list of ``[fail_to_pass, pass_to_pass, {test: status}]``, and prints the list of resolution statuses.
+With the argument ``logs`` it reads a list of ``[repository, log]`` and prints the list of ``{test: status}``.
 Packages that are missing are replaced by empty ones: the verdict uses none of them.
 """
 
@@ -35,7 +36,11 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.append(Missing())
 from swebench.harness import grading  # noqa: E402  # with the finder in place
+from swebench.harness.log_parsers.python import MAP_REPO_TO_PARSER_PY  # noqa: E402
 
+if sys.argv[1:] == ["logs"]:
+    print(json.dumps([MAP_REPO_TO_PARSER_PY[repo](log, None) for repo, log in json.load(sys.stdin)]))
+    sys.exit()
 found = []
 for first, second, statuses in json.load(sys.stdin):
     gold = {"FAIL_TO_PASS": first, "PASS_TO_PASS": second}

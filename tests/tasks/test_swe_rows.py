@@ -122,6 +122,29 @@ async def test_only_the_patch_solves_it(backend: Backend, row: Row) -> None:
     assert episode.outcome is Outcome.FAILED
 
 
+def test_rows_with_runners_of_their_own(row: Row, repos: Path) -> None:
+    for repo in ("django/django", "sympy/sympy", "pytest-dev/pytest"):
+        git(repos, "clone", "-q", "--bare", "somebody/calc", f"{repo}.git")
+        shutil.copytree(repos / "somebody/calc.site", repos / f"{repo}.site")
+    names = {"FAIL_TO_PASS": ["test_add (tests.test_calc.Test)", "Adds two numbers."], "PASS_TO_PASS": ["test_mul"]}
+    for repo, runner in (("django/django", "django"), ("sympy/sympy", "sympy")):
+        task = read_row({**row, **names, "repo": repo})
+        assert task.unsupported is None
+        plan = json.loads(next(file for file in task.verifier.files if file.path == "tests.json").read())
+        assert (plan["suite"], plan["paths"]) == (runner, ["tests/test_calc.py"])
+        assert [plan["fail_to_pass"], plan["pass_to_pass"]] == [*names.values()]
+        data = "--- /dev/null\n+++ b/tests/data.txt\n@@ -0,0 +1 @@\n+x\n"
+        assert "no Python file" in unsupported(row, **names, repo=repo, test_patch=data)
+    task = read_row({**row, "repo": "pytest-dev/pytest", "version": "7.4", "PASS_TO_PASS": [*PASS, "[100%]"]})
+    assert task.unsupported is None
+    assert json.loads(next(f for f in task.verifier.files if f.path == "tests.json").read())["pass_to_pass"] == [*PASS]
+    version = {file.path: file for file in task.inputs}["src/_pytest/_version.py"].read()
+    assert version == b'version = "7.4.0"\nversion_tuple = (7, 4, 0)\n'
+    assert "testing/*" in task.verifier.protected
+    assert not any(glob.startswith("src/_pytest") for glob in task.verifier.protected)
+    assert "pytest.ini" in task.verifier.protected
+
+
 def test_bare_clone_works_and_tree_is_cached(row: Row, repos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read_row(row).content_hash
     git(repos, "clone", "-q", "--bare", "somebody/calc", "somebody/other.git")
@@ -165,7 +188,6 @@ def test_missing_repository_or_site_is_named(row: Row, repos: Path, monkeypatch:
     nowhere = "0123456789" * 4
     assert f"the clone of somebody/calc has no commit {nowhere}" in unsupported(row, base_commit=nowhere)
     assert "somebody/else is not a clone of somebody/else: git clone" in unsupported(row, repo="somebody/else")
-    assert "bin/test" in unsupported(row, repo="sympy/sympy")
     assert "'test_add' is not a pytest id" in unsupported(row, FAIL_TO_PASS=["test_add"])
     assert "is not as the patch has it" in unsupported(row, test_patch=row["test_patch"].replace("-from", "-frm"))
     (repos / "somebody/calc.site").unlink()
