@@ -33,7 +33,7 @@ MODEL, BASE_URL, KEY = "CLAWGYM_GRADER_MODEL", "CLAWGYM_GRADER_BASE_URL", "CLAWG
 ``OPENAI_API_KEY``, which are used together or not at all."""
 
 _CRITERIA = 20
-_CRITERION = 2000
+_CRITERION = 4000
 _VOTES = 25
 _TASK, _MESSAGE, _STEPS, _FILE, _ALL_FILES = 8000, 4000, 24_000, 12_000, 48_000
 """Most characters of the instruction; of the last message; of the transcript; of one file; of all files."""

@@ -134,7 +134,7 @@ def _converted(kind: Any, value: Any, where: str) -> Any:
         return {_converted(arguments[0], k, where): _converted(arguments[1], v, where) for k, v in value.items()}
     elif origin in (tuple, set):
         return origin(value)
-    elif origin is not None:
+    elif origin not in (None, list, dict):
         return value
     elif kind is type(None):
         if value is None:
