@@ -18,6 +18,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import bfcl_cases
 import claw_cases
+import pinch_cases
 import tau2_cases
 
 from clawgym import EpisodeRequest, backend, make_agent, run_episode
@@ -38,6 +40,7 @@ from clawgym.tasks.formats import _bfcl_checks as checks
 from clawgym.tasks.formats import bfcl, claw_eval, tau2
 from clawgym.tasks.formats._tables import iter_values
 from clawgym.tasks.sets import PUBLISHED
+from clawgym.verifiers.scores import standard_score
 
 REASONS = ("image not here", "network", "platform", "ours")
 _OK = json.dumps([{"name": "submit", "arguments": {"message": "OK"}}] * 100).encode()
@@ -256,6 +259,52 @@ def claw_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Count
     return found
 
 
+# -- PinchBench
+
+
+def pinch_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Counter[str]:
+    """The set's function for automated grading beside our score, on every case of ``tasks``."""
+    clone = Path(os.environ["CLAWGYM_DATA"]).expanduser() / PUBLISHED["PinchBench"].local
+    found: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        made: list[tuple[str, str]] = []
+        ours: list[Any] = []
+        for task in tasks:
+            if task.verifier.grader:
+                continue
+            grader = Path(scratch) / f"grader-{task.id}"
+            grader.mkdir()
+            for file in task.verifier.files:
+                (grader / file.path).write_bytes(file.read())
+            for case in pinch_cases.cases(task):
+                folder = Path(scratch) / f"workspace-{len(made)}"
+                for name, text in case.pop("files").items():
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / name).write_text(text)
+                folder.mkdir(exist_ok=True)
+                payload = grader / "payload.json"
+                payload.write_text(json.dumps(case))
+                done = subprocess.run(
+                    [sys.executable, "-I", str(grader / "check.py"), str(folder)],
+                    env={**os.environ, "OPENCLAW_REWARD_PAYLOAD": str(payload)},
+                    capture_output=True,
+                    text=True,
+                )
+                # An error scores 0 here, where the set's own harness ends.
+                ours.append(standard_score(done.stdout)[0] if done.returncode == 0 else done.stderr.splitlines()[-1])
+                made.append((task.id, json.dumps({**case, "folder": str(folder)})))
+        argv = [sys.executable, str(Path(__file__).with_name("pinch_reference.py")), str(clone)]
+        lines = "\n".join(line for _, line in made)
+        said = subprocess.run(argv, input=lines, capture_output=True, text=True, check=True).stdout.splitlines()
+    for (task_id, _), mine, theirs in zip(made, ours, map(json.loads, said), strict=True):
+        found["agree" if mine == theirs else "differ"] += 1
+        found["above 0"] += mine == theirs and not isinstance(mine, str) and mine > 0
+        found["both fail"] += mine == theirs and isinstance(mine, str)
+        if mine != theirs:
+            tell(f"  {task_id}: ours {mine}, theirs {theirs}")
+    return found
+
+
 def some(tasks: TaskSet, limit: int | None) -> Iterator[Task]:
     """The tasks that can run, at most ``limit`` of each category, by chance but always the same."""
     seen: Counter[str] = Counter()
@@ -285,7 +334,7 @@ def main() -> None:
         asyncio.run(baseline([task for task in chosen if not task.verifier.grader], options.jobs))
 
 
-PARITY = {"BFCL": bfcl_parity, "tau2-bench": tau2_parity, "Claw-Eval": claw_parity}
+PARITY = {"BFCL": bfcl_parity, "tau2-bench": tau2_parity, "Claw-Eval": claw_parity, "PinchBench": pinch_parity}
 
 
 if __name__ == "__main__":

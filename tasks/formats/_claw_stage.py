@@ -50,7 +50,8 @@ class FastAPI:
     def post(self, path: str, **_: Any) -> Any:
         return self._route("POST", path)
 
-    def add_middleware(self, *given: Any, **named: Any) -> None: ...
+    def add_middleware(self, *given: Any, **named: Any) -> None:
+        """Middleware is not run."""
 
     def call(self, method: str, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
         """The status and the JSON value of a response."""
@@ -106,8 +107,10 @@ class ServiceStage:
             sys.path.insert(0, folder)
         self._services: dict[str, Any] = {}
         self._ports: dict[int, Any] = {}
-        for number, service in enumerate(task.get("services") or ()):
-            os.environ.update({str(name): str(value) for name, value in (service.get("env") or {}).items()})
+        listed: list[dict[str, Any]] = task.get("services") or []
+        for number, service in enumerate(listed):
+            variables: dict[str, Any] = service.get("env") or {}
+            os.environ.update({name: str(value) for name, value in variables.items()})
             path = service["command"].split()[1]
             spec = importlib.util.spec_from_file_location(f"claw_service_{number}", os.path.join(folder, path))
             assert spec is not None
