@@ -14,7 +14,7 @@ from typing import Any
 
 from clawgym.errors import ClawGymError, EngineError, GradingError, traceback_of
 from clawgym.offload import offloaded
-from clawgym.records import Grader, Judgement, Submission, Task, TaskFile, VerifierSpec
+from clawgym.records import Grader, JudgeVotes, Submission, Task, TaskFile, VerifierSpec
 from clawgym.registry import graders
 from clawgym.statistics import as_float
 from clawgym.verifiers.protocols.base import LOG_BYTES, Subject, VerifierReport, scored
@@ -75,7 +75,7 @@ async def ask_grader(task: Task, subject: Subject, originals: Sequence[TaskFile]
     grader = make_grader(task.verifier)
     report = await _asked(grader, submission)
     given = getattr(grader, "judgement", None)
-    return dataclasses.replace(report, judgement=given) if isinstance(given, Judgement) else report
+    return dataclasses.replace(report, judgement=given) if isinstance(given, JudgeVotes) else report
 
 
 async def _asked(grader: Grader, submission: Submission) -> VerifierReport:

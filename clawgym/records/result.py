@@ -9,11 +9,11 @@ from typing import Any
 
 from clawgym.records.task import GradingMode
 
-__all__ = ["Judgement", "VerifierResult"]
+__all__ = ["JudgeVotes", "VerifierResult"]
 
 
 @dataclass(frozen=True)
-class Judgement:
+class JudgeVotes:
     """The votes of a model that judged a submission, and what they took."""
 
     asked: int
@@ -53,7 +53,7 @@ class VerifierResult:
     """Beginning and end of the verifier's output. Untrusted."""
     judged_by: str = ""
     """The grader and the model that gave the scores, such as ``rubric (gpt-5)``. Empty if code graded."""
-    judgement: Judgement | None = None
+    judgement: JudgeVotes | None = None
     """The votes, if the grader says so."""
     out_of_range: tuple[str, ...] = ()
     """Names of the checks that scored below 0, above 1 or NaN. They are clipped to [0, 1], NaN to 0."""

@@ -22,7 +22,7 @@ from typing import Any
 from clawgym.engines.openai import OpenAIEngine, Prices
 from clawgym.engines.protocol import Completion, Engine, Sampling
 from clawgym.errors import BudgetExceeded, EngineError, GradingError
-from clawgym.records import Judgement, Submission, Usage
+from clawgym.records import JudgeVotes, Submission, Usage
 from clawgym.registry import graders
 from clawgym.rewards._prompt import cut, unspecial
 
@@ -70,7 +70,7 @@ class RubricGrader:
             )
         self._rubric, self._votes = dict(rubric), votes
         self._prices = _prices(os.environ.get(PRICES, ""))
-        self.judgement: Judgement | None = None
+        self.judgement: JudgeVotes | None = None
         self._sampling = Sampling(temperature=0.7, max_tokens=max_tokens)
         self._engine: Callable[[], Engine] = self._at_endpoint
         about = [self.model, _template(), self._rubric, votes, max_tokens]
@@ -105,10 +105,10 @@ class RubricGrader:
             raise ValueError(f"{self.model}: {len(read)} of {len(given)} answers end with scores for every criterion")
         return {name: statistics.median_low([scores[name] for scores in read]) for name in self._rubric}
 
-    def _judgement(self, given: Sequence[Completion], read: Sequence[Mapping[str, float]]) -> Judgement:
+    def _judgement(self, given: Sequence[Completion], read: Sequence[Mapping[str, float]]) -> JudgeVotes:
         usage = sum((answer.usage for answer in given), Usage())
         votes = {name: tuple(scores[name] for scores in read) for name in self._rubric}
-        return Judgement(self._votes, votes, usage.prompt_tokens, usage.completion_tokens, usage.cost_usd)
+        return JudgeVotes(self._votes, votes, usage.prompt_tokens, usage.completion_tokens, usage.cost_usd)
 
     def _with_seed(self, number: int) -> Sampling:
         return Sampling(temperature=self._sampling.temperature, max_tokens=self._sampling.max_tokens, seed=number)

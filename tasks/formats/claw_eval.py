@@ -153,11 +153,17 @@ def _yaml(path: Path, where: str) -> dict[str, Any]:
     import yaml
 
     text = read_text(path, where)
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if len(text) > _LONGEST:
+        raise TaskError(f"{where}: has more than {_LONGEST >> 20} MiB: restore the file")
+
+    class Plain(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise TaskError(f"{where}: has aliases: restore the file")
+            return super().compose_node(parent, index)
+
     try:
-        if len(text) > _LONGEST or any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)):
-            raise TaskError(f"{where}: has aliases, or more than {_LONGEST >> 20} MiB: restore the file")
-        value = json.loads(json.dumps(yaml.load(text, loader), default=str))
+        value = json.loads(json.dumps(yaml.load(text, Plain), default=str))
     except yaml.YAMLError as error:
         raise TaskError(f"{where}: is not YAML ({str(error)[:200]}): restore the file") from error
     if not isinstance(value, dict):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from clawgym.engines.protocol import Completion
 from clawgym.errors import EngineError, GradingError
-from clawgym.records import Judgement, Submission, Task, VerifierSpec
+from clawgym.records import JudgeVotes, Submission, Task, VerifierSpec
 from clawgym.rewards.rubric import BASE_URL, KEY, MODEL, PRICES, RubricGrader, render, scores_of
 from clawgym.sandbox import Archive, Backend
 from clawgym.verifiers.graders import judged_by
@@ -71,7 +71,7 @@ async def test_votes_tokens_and_cost_are_kept(endpoint: FakeOpenAI, monkeypatch:
     backend: Backend = None  # type: ignore[assignment]  # no sandbox is made
     result = await grade(task, Subject(Archive(packed({"summary.txt": b"Short."}))), backend)
     cost = pytest.approx((30 * 2 + 15 * 4) / 1e6)
-    assert result.judgement == Judgement(3, {"clear": (1.0, 0.5), "short": (0.0, 0.0)}, 30, 15, cost)
+    assert result.judgement == JudgeVotes(3, {"clear": (1.0, 0.5), "short": (0.0, 0.0)}, 30, 15, cost)
     assert result.as_dict()["judgement"]["votes"] == {"clear": (1.0, 0.5), "short": (0.0, 0.0)}
     monkeypatch.setenv(PRICES, "2")
     with pytest.raises(GradingError, match="CLAWGYM_GRADER_PRICES='2': give US dollars"):
