@@ -9,11 +9,11 @@ from typing import Any
 
 from clawgym.statistics import as_float, krippendorff_alpha
 
-__all__ = ["Judging", "judging_of"]
+__all__ = ["JudgeAgreement", "judging_of"]
 
 
 @dataclass(frozen=True)
-class Judging:
+class JudgeAgreement:
     """The votes of one grader with one model."""
 
     episodes: int
@@ -44,7 +44,7 @@ class Judging:
         return "; ".join(parts)
 
 
-def judging_of(judgements: Iterable[Any]) -> Judging | None:
+def judging_of(judgements: Iterable[Any]) -> JudgeAgreement | None:
     """Sum up the field ``judgement`` of stored results; ``None`` without any. What has another form is left out."""
     given = [one for one in judgements if isinstance(one, Mapping)]
     if not given:
@@ -57,7 +57,7 @@ def judging_of(judgements: Iterable[Any]) -> Judging | None:
         pairs += comb(len(unit), 2)
         same += comb(fulfilled, 2) + comb(len(unit) - fulfilled, 2)
     costs = _numbers([one.get("cost_usd") for one in given])
-    return Judging(
+    return JudgeAgreement(
         episodes=len(given),
         asked=_total(given, "asked"),
         read=sum(max(map(len, units), default=0) for units in criteria),

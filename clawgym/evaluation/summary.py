@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clawgym import statistics
-from clawgym.evaluation.judging import Judging, judging_of
+from clawgym.evaluation.judging import JudgeAgreement, judging_of
 from clawgym.evaluation.paired import detectable_for_one
 from clawgym.records import Outcome, Usage
 from clawgym.records.run_folder import RunFolder, RunManifest
@@ -100,7 +100,7 @@ class Summary:
     """Keys of the graded episodes in which restoring changed inputs changed the checks."""
     judged: Mapping[str, int] = field(default_factory=dict)
     """Grader and model -> number of graded episodes that a model scored."""
-    judging: Mapping[str, Judging] = field(default_factory=dict)
+    judging: Mapping[str, JudgeAgreement] = field(default_factory=dict)
     """Grader and model -> its votes, how far they agree, and what they cost."""
     groups: Mapping[str, tuple[GroupScores, ...]] = field(default_factory=dict)
     """Scores by ``category``, ``level`` and ``grader``. A dimension with one group is left out, except ``grader`` if
@@ -267,7 +267,7 @@ def judged_by(manifest: RunManifest, row: Row) -> str:
     return str((row.get("result") or {}).get("judged_by") or about.get("judged_by") or "")
 
 
-def _judging(manifest: RunManifest, rows: Iterable[Row]) -> dict[str, Judging]:
+def _judging(manifest: RunManifest, rows: Iterable[Row]) -> dict[str, JudgeAgreement]:
     votes: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if (by := judged_by(manifest, row)) and (given := (row.get("result") or {}).get("judgement")):
