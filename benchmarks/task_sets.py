@@ -4,7 +4,8 @@
     python benchmarks/task_sets.py BFCL --parity        # the set's own checker beside ours, on many replies
     python benchmarks/task_sets.py BFCL --limit 200     # of each category
 
-The agents are ``noop``, which does nothing, and ``ok``, which answers "OK" to whatever is said.
+The agents are ``noop``, which does nothing, and ``ok``, which answers "OK" to whatever is said. Tasks that a model
+judges are not among those that they play.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import asyncio
 import json
 import os
 import random
+import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import bfcl_cases
+import claw_cases
+import pinch_cases
 import tau2_cases
 
 from clawgym import EpisodeRequest, backend, make_agent, run_episode
@@ -32,9 +37,10 @@ from clawgym.cache import cache_folder
 from clawgym.records import Task, TaskSet
 from clawgym.tasks import layers, load
 from clawgym.tasks.formats import _bfcl_checks as checks
-from clawgym.tasks.formats import bfcl, tau2
+from clawgym.tasks.formats import bfcl, claw_eval, tau2
 from clawgym.tasks.formats._tables import iter_values
 from clawgym.tasks.sets import PUBLISHED
+from clawgym.verifiers.scores import standard_score
 
 REASONS = ("image not here", "network", "platform", "ours")
 _OK = json.dumps([{"name": "submit", "arguments": {"message": "OK"}}] * 100).encode()
@@ -47,6 +53,8 @@ def describe(tasks: TaskSet) -> None:
     for reason in (*REASONS, *sorted(set(reasons) - {*REASONS})):
         if reasons[reason]:
             print(f"  unsupported, {reason}: {reasons[reason]} ({100 * reasons[reason] / len(tasks):.1f} %)")
+    if judged := sum(bool(task.verifier.grader) and not task.unsupported for task in tasks.tasks):
+        print(f"  judged by a model: {judged}")
 
 
 async def baseline(tasks: list[Task], jobs: int) -> None:
@@ -141,14 +149,28 @@ def bfcl_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Count
 TAU2_IMPORTS = ("pydantic", "loguru", "docstring_parser", "addict", "deepdiff", "toml", "pyyaml", "python-dotenv")
 
 
-def tau2_python() -> Path:
-    """An interpreter with what the set's own code imports, in a virtual environment of its own that is kept."""
-    folder = cache_folder("benchmarks") / "tau2"
+def own_python(name: str, imports: tuple[str, ...]) -> Path:
+    """An interpreter with what a set's own code imports, in a virtual environment of its own that is kept."""
+    folder = cache_folder("benchmarks") / name
     if not (folder / "done").is_file():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([str(folder / "bin/pip"), "install", "-q", *TAU2_IMPORTS], check=True)
+        subprocess.run([str(folder / "bin/pip"), "install", "-q", *imports], check=True)
         (folder / "done").touch()
     return folder / "bin/python"
+
+
+def both_sides(ours: list[str], theirs: list[str], lines: list[str]) -> list[list[Any]]:
+    """What two programs say to the same lines, as JSON values."""
+    env = {**os.environ, "PYTHONHASHSEED": "0"}  # some services list sets
+    sides = [
+        subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+        )
+        for argv in (ours, theirs)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        outs = list(pool.map(lambda side: side.communicate("\n".join(lines))[0].splitlines(), sides))
+    return [list(map(json.loads, out)) for out in outs]
 
 
 def tau2_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Counter[str]:
@@ -171,24 +193,13 @@ def tau2_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Count
             made.append((task.id, kind, line))
     program = str(Path(__file__).with_name("tau2_reference.py"))
     formats = str(Path(tau2.__file__).parent)
-    sides = [
-        subprocess.Popen(
-            [*command, str(package), *more],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for command, more in (
-            ([sys.executable, "-S", "-B", program, "ours"], [formats]),
-            ([str(tau2_python()), "-B", program, "theirs"], []),
-        )
-    ]
-    lines = "\n".join(line for _, _, line in made)
-    with ThreadPoolExecutor(2) as pool:
-        outs = list(pool.map(lambda side: side.communicate(lines)[0].splitlines(), sides))
+    outs = both_sides(
+        [sys.executable, "-S", "-B", program, "ours", str(package), formats],
+        [str(own_python("tau2", TAU2_IMPORTS)), "-B", program, "theirs", str(package)],
+        [line for _, _, line in made],
+    )
     found: Counter[str] = Counter()
-    for (task_id, kind, _), mine, said in zip(made, *(map(json.loads, out) for out in outs), strict=True):
+    for (task_id, kind, _), mine, said in zip(made, *outs, strict=True):
         expected = 0.0 if kind == "unfinished" else said  # a conversation that the customer did not end has no reward
         found["agree" if mine == expected else "differ"] += 1
         found["both accept"] += mine == expected == 1.0
@@ -197,6 +208,100 @@ def tau2_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Count
             found[kind] += 1
         if mine != expected:
             tell(f"  {task_id}, {kind}: ours {mine}, theirs {said}")
+    return found
+
+
+# -- Claw-Eval
+
+CLAW_IMPORTS = ("pydantic", "fastapi", "httpx", "pyyaml", "openai", "uvicorn")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d([T ][\d:.]+(Z|[+-]\d\d:?\d\d)?)?")
+"""The services move dates with the clock."""
+
+
+def claw_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Counter[str]:
+    """The set's services and graders over the real packages and over our stand-ins, on every case of ``tasks``."""
+    clone = Path(os.environ["CLAWGYM_DATA"]).expanduser() / PUBLISHED["Claw-Eval"].local
+    made: list[tuple[str, str, str]] = []
+    for task in tasks:
+        data = claw_eval._definition(clone, str(task.origin).split("/")[1])
+        graders = [*claw_eval._graders(clone, data["folder"]).values()]
+        for kind, case in claw_cases.cases(task, data, graders):
+            line = json.dumps({**case, "grade": task.metadata["grading"] == "automated"})
+            made.append((task.id, kind, line))
+    program = str(Path(__file__).with_name("claw_reference.py"))
+    outs = both_sides(
+        [sys.executable, "-S", "-B", program, "ours", str(clone), str(Path(claw_eval.__file__).parent)],
+        [str(own_python("claw-eval", CLAW_IMPORTS)), "-B", program, "theirs", str(clone)],
+        [line for _, _, line in made],
+    )
+
+    def shown(response: list[Any]) -> list[Any]:
+        return [response[0], _TIME.sub("TIME", json.dumps(response[1], sort_keys=True)) if response[0] < 400 else ""]
+
+    found: Counter[str] = Counter()
+    for (task_id, kind, line), mine, said in zip(made, *outs, strict=True):
+        if "error" in mine or "error" in said:
+            found["failed"] += 1
+            tell(f"  {task_id}, {kind}: ours {mine.get('error')}, theirs {said.get('error')}")
+            continue
+        calls = json.loads(line)["calls"]
+        for call, one, other in zip(calls, mine["responses"], said["responses"], strict=True):
+            same = shown(one) == shown(other)
+            found["same response" if same else "other response"] += 1
+            found["responses with an error"] += same and one[0] >= 400
+            if not same:
+                tell(f"  {task_id}: {call}: ours {shown(one)}, theirs {shown(other)}")
+        if "score" in mine:
+            found["same score" if mine["score"] == said["score"] else "other score"] += 1
+            found["pass"] += mine["passes"]
+            if mine["score"] != said["score"]:
+                tell(f"  {task_id}, {kind}: ours {mine['score']}, theirs {said['score']}")
+    return found
+
+
+# -- PinchBench
+
+
+def pinch_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Counter[str]:
+    """The set's function for automated grading beside our score, on every case of ``tasks``."""
+    clone = Path(os.environ["CLAWGYM_DATA"]).expanduser() / PUBLISHED["PinchBench"].local
+    found: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        made: list[tuple[str, str]] = []
+        ours: list[Any] = []
+        for task in tasks:
+            if task.verifier.grader:
+                continue
+            grader = Path(scratch) / f"grader-{task.id}"
+            grader.mkdir()
+            for file in task.verifier.files:
+                (grader / file.path).write_bytes(file.read())
+            for case in pinch_cases.cases(task):
+                folder = Path(scratch) / f"workspace-{len(made)}"
+                for name, text in case.pop("files").items():
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / name).write_text(text)
+                folder.mkdir(exist_ok=True)
+                payload = grader / "payload.json"
+                payload.write_text(json.dumps(case))
+                done = subprocess.run(
+                    [sys.executable, "-I", str(grader / "check.py"), str(folder)],
+                    env={**os.environ, "OPENCLAW_REWARD_PAYLOAD": str(payload)},
+                    capture_output=True,
+                    text=True,
+                )
+                # An error scores 0 here, where the set's own harness ends.
+                ours.append(standard_score(done.stdout)[0] if done.returncode == 0 else done.stderr.splitlines()[-1])
+                made.append((task.id, json.dumps({**case, "folder": str(folder)})))
+        argv = [sys.executable, str(Path(__file__).with_name("pinch_reference.py")), str(clone)]
+        lines = "\n".join(line for _, line in made)
+        said = subprocess.run(argv, input=lines, capture_output=True, text=True, check=True).stdout.splitlines()
+    for (task_id, _), mine, theirs in zip(made, ours, map(json.loads, said), strict=True):
+        found["agree" if mine == theirs else "differ"] += 1
+        found["above 0"] += mine == theirs and not isinstance(mine, str) and mine > 0
+        found["both fail"] += mine == theirs and isinstance(mine, str)
+        if mine != theirs:
+            tell(f"  {task_id}: ours {mine}, theirs {theirs}")
     return found
 
 
@@ -226,10 +331,10 @@ def main() -> None:
         for what, count in PARITY[options.name](chosen).items():
             print(f"  {what}: {count}")
     else:
-        asyncio.run(baseline(chosen, options.jobs))
+        asyncio.run(baseline([task for task in chosen if not task.verifier.grader], options.jobs))
 
 
-PARITY = {"BFCL": bfcl_parity, "tau2-bench": tau2_parity}
+PARITY = {"BFCL": bfcl_parity, "tau2-bench": tau2_parity, "Claw-Eval": claw_parity, "PinchBench": pinch_parity}
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ def prepared() -> Any:
             module.generate = module.registry = module.DataFrame = None
             sys.modules[name] = module
         return theirs
-    for name in ("stage", "checks"):
-        spec = importlib.util.spec_from_file_location(f"tau2_{name}", f"{sys.argv[3]}/_tau2_{name}.py")
+    for name in ("stand_ins", "tau2_stage", "tau2_checks"):
+        spec = importlib.util.spec_from_file_location(name, f"{sys.argv[3]}/_{name}.py")
         assert spec is not None
         assert spec.loader is not None
         sys.modules[spec.name] = importlib.util.module_from_spec(spec)

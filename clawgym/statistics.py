@@ -20,6 +20,7 @@ __all__ = [
     "Estimate",
     "as_float",
     "bootstrap",
+    "krippendorff_alpha",
     "mean",
     "pass_at_k",
     "pass_hat_k",
@@ -167,6 +168,32 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate of P(all of ``k`` samples pass): C(c, k) / C(n, k), Yao et al. 2024 (arXiv 2406.12045)."""
     _check(n, c, k)
     return math.comb(c, k) / math.comb(n, k)
+
+
+def krippendorff_alpha(units: Sequence[Sequence[float]]) -> float | None:
+    """Agreement of the ratings within units: 1 if they are equal, about 0 if they are as far apart as those of
+    different units, and negative if they are farther.
+
+    Krippendorff's alpha 1 - D_o / D_e with squared differences (interval data). D_o is the mean difference within a
+    unit, whose pairs of ratings have the weight 1 / (m - 1) for its m ratings; D_e is that of all pairs of ratings.
+    Units may have any number of ratings; those with fewer than two are left out. ``None`` if there are no others, or
+    if all ratings are equal. Source: K. Krippendorff, "Computing Krippendorff's Alpha-Reliability", 2011.
+    """
+    rated = [unit for unit in units if len(unit) > 1]
+    ratings = [rating for unit in rated for rating in unit]
+    expected = _squares(ratings)
+    if not expected:
+        return None
+    observed = math.fsum(_squares(unit) / (len(unit) - 1) for unit in rated)
+    return 1 - (len(ratings) - 1) * observed / expected
+
+
+def _squares(ratings: Sequence[float]) -> float:
+    """The sum of squared differences over ordered pairs."""
+    if not ratings or min(ratings) == max(ratings):
+        return 0.0
+    middle = fmean(ratings)
+    return 2 * len(ratings) * math.fsum((rating - middle) ** 2 for rating in ratings)
 
 
 def _check(n: int, c: int, k: int) -> None:

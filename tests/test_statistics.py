@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.statistics import bootstrap, mean, pass_at_k, pass_hat_k, rate, student_t, wilson
+from clawgym.statistics import bootstrap, krippendorff_alpha, mean, pass_at_k, pass_hat_k, rate, student_t, wilson
 
 from .conftest import benchmark
 
@@ -39,6 +39,26 @@ def test_wilson_matches_published_values():
 def test_no_estimate_without_tasks():
     assert rate([]) is None
     assert mean([[]]) is None
+
+
+_OBSERVERS = (
+    (1, 2, 3, 3, 2, 1, 4, 1, 2, None, None, None),
+    (1, 2, 3, 3, 2, 2, 4, 1, 2, 5, None, 3),
+    (None, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, None),
+    (1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, None),
+)
+"""The example of Krippendorff (2011), section C: 12 units, of which the last has one rating."""
+
+
+def test_alpha_of_the_published_example():
+    units = [[rating for rating in unit if rating is not None] for unit in zip(*_OBSERVERS, strict=True)]
+    assert krippendorff_alpha(units) == pytest.approx(0.849, abs=5e-4)
+
+
+def test_alpha_is_one_for_equal_ratings_and_undefined_without_differences():
+    assert krippendorff_alpha([[0, 0], [1, 1, 1]]) == 1.0
+    assert krippendorff_alpha([[0, 1], [1, 0]]) == pytest.approx(-0.5)
+    assert krippendorff_alpha([[1, 1], [1]]) is krippendorff_alpha([]) is None
 
 
 @given(pass_groups)

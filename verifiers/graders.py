@@ -6,6 +6,7 @@ names to finite numbers scores 0.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 
 from clawgym.errors import ClawGymError, EngineError, GradingError, traceback_of
 from clawgym.offload import offloaded
-from clawgym.records import Grader, Submission, Task, TaskFile, VerifierSpec
+from clawgym.records import Grader, JudgeVotes, Submission, Task, TaskFile, VerifierSpec
 from clawgym.registry import graders
 from clawgym.statistics import as_float
 from clawgym.verifiers.protocols.base import LOG_BYTES, Subject, VerifierReport, scored
@@ -72,6 +73,13 @@ async def ask_grader(task: Task, subject: Subject, originals: Sequence[TaskFile]
         subject.transcript,
     )
     grader = make_grader(task.verifier)
+    report = await _asked(grader, submission)
+    given = getattr(grader, "judgement", None)
+    return dataclasses.replace(report, judgement=given) if isinstance(given, JudgeVotes) else report
+
+
+async def _asked(grader: Grader, submission: Submission) -> VerifierReport:
+    """What ``grader`` says. Raises :class:`~clawgym.errors.EngineError` if it cannot reach its model."""
     try:
         values = checked(await grader.grade(submission), grader.name)
     except EngineError as error:

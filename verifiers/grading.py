@@ -97,6 +97,7 @@ async def grade(
         cause=strict.cause or official.cause,
         log=official.log,
         judged_by=judged_by(spec),
+        judgement=strict.judgement,
         out_of_range=tuple(sorted({*official.out_of_range, *strict.out_of_range})),
         seconds=time.monotonic() - started,
     )

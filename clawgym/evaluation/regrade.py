@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import io
 import json
@@ -314,7 +313,7 @@ def _start_of_run(run: RunFolder, row: Row) -> Mapping[str, Any]:
 
 
 def _plain(result: VerifierResult) -> dict[str, Any]:
-    return json_safe({f.name: getattr(result, f.name) for f in dataclasses.fields(result)})
+    return json_safe(result.as_dict())
 
 
 def _scores_of(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -202,6 +202,9 @@ def _tiles(scores: summary.Summary, graded: list[dict[str, Any]]) -> list[tuple[
     if usage.cost_usd is not None:
         note = "" if scores.cost_per_solved is None else f"${scores.cost_per_solved:.4f} per solved episode"
         tiles.append(("Cost", f"${usage.cost_usd:,.2f}", note))
+    for by, found in scores.judging.items():
+        agreement = "–" if found.alpha is None else f"{found.alpha:.2f}"
+        tiles.append(("Agreement of votes", agreement, f"{by[:100]}: {found}"))
     totals = sorted(sum((row.get("seconds") or {}).values()) for row in graded)
     if totals:
         note = f"median {duration(statistics.median(totals))} per episode"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clawgym import statistics
+from clawgym.evaluation.judging import JudgeAgreement, judging_of
 from clawgym.evaluation.paired import detectable_for_one
 from clawgym.records import Outcome, Usage
 from clawgym.records.run_folder import RunFolder, RunManifest
@@ -99,6 +100,8 @@ class Summary:
     """Keys of the graded episodes in which restoring changed inputs changed the checks."""
     judged: Mapping[str, int] = field(default_factory=dict)
     """Grader and model -> number of graded episodes that a model scored."""
+    judging: Mapping[str, JudgeAgreement] = field(default_factory=dict)
+    """Grader and model -> its votes, how far they agree, and what they cost."""
     groups: Mapping[str, tuple[GroupScores, ...]] = field(default_factory=dict)
     """Scores by ``category``, ``level`` and ``grader``. A dimension with one group is left out, except ``grader`` if
     no task's grader is code that reads files only."""
@@ -181,6 +184,7 @@ def summarize_rows(manifest: RunManifest, rows: Iterable[Row]) -> Summary:
         problems=dict(manifest.task_set.get("problems") or {}),
         tampered=tuple(key for key, row in graded.items() if (row["result"] or {}).get("tampered")),
         judged=_counted(by for row in graded.values() if (by := judged_by(manifest, row))),
+        judging=_judging(manifest, graded.values()),
         groups=_groups(manifest, by_task),
         safety=_safety(by_task),
         usage=usage,
@@ -261,6 +265,14 @@ def judged_by(manifest: RunManifest, row: Row) -> str:
     """The grader and the model that scored a row; empty if code did. Taken from the row, else from the manifest."""
     about = manifest.tasks.get(row["task_id"]) or {}
     return str((row.get("result") or {}).get("judged_by") or about.get("judged_by") or "")
+
+
+def _judging(manifest: RunManifest, rows: Iterable[Row]) -> dict[str, JudgeAgreement]:
+    votes: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if (by := judged_by(manifest, row)) and (given := (row.get("result") or {}).get("judgement")):
+            votes[by].append(given)
+    return {by: found for by, given in votes.items() if (found := judging_of(given)) is not None}
 
 
 def _by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:

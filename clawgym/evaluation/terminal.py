@@ -78,6 +78,8 @@ def _lines(summary: Summary) -> list[str]:
         lines.append(f"could not be read: {len(summary.problems)} tasks")
     for by, count in summary.judged.items():
         lines.append(f"judged by a model, not by code: {count} episodes, {by[:100]}")
+        if found := summary.judging.get(by):
+            lines.append(f"  {found}")
     if summary.tampered:
         lines.append(f"tampered inputs: {len(summary.tampered)} episodes")
     if summary.usage.prompt_tokens or summary.usage.completion_tokens:

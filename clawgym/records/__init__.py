@@ -6,7 +6,7 @@ Invariant: records are frozen and hold no open resource.
 from clawgym.records.dialogue import Dialogue, DialogueUser, UserTurn
 from clawgym.records.episode import Episode, Fault, Image, Observation, Outcome, Phase, Step, ToolCall, Usage
 from clawgym.records.grader import Grader, Submission
-from clawgym.records.result import VerifierResult
+from clawgym.records.result import JudgeVotes, VerifierResult
 from clawgym.records.task import (
     DEFAULT_WORKSPACE,
     Desktop,
@@ -35,6 +35,7 @@ __all__ = [
     "Grader",
     "GradingMode",
     "Image",
+    "JudgeVotes",
     "Layer",
     "Limits",
     "Observation",

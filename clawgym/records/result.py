@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from clawgym.records.task import GradingMode
 
-__all__ = ["VerifierResult"]
+__all__ = ["JudgeVotes", "VerifierResult"]
+
+
+@dataclass(frozen=True)
+class JudgeVotes:
+    """The votes of a model that judged a submission, and what they took."""
+
+    asked: int
+    """How many votes were asked for."""
+    votes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Criterion -> its score in each vote that could be read, in [0, 1], in the order of the votes."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float | None = None
+    """US dollars of all answers, read or not; ``None`` if no price is known."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +53,14 @@ class VerifierResult:
     """Beginning and end of the verifier's output. Untrusted."""
     judged_by: str = ""
     """The grader and the model that gave the scores, such as ``rubric (gpt-5)``. Empty if code graded."""
+    judgement: JudgeVotes | None = None
+    """The votes, if the grader says so."""
     out_of_range: tuple[str, ...] = ()
     """Names of the checks that scored below 0, above 1 or NaN. They are clipped to [0, 1], NaN to 0."""
     seconds: float = 0.0
     """Wall time of the grading."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, with plain values."""
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return found | {"judgement": self.judgement and dataclasses.asdict(self.judgement)}

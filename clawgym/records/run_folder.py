@@ -71,7 +71,7 @@ def result_row(episode: Episode, *, attempt: int = 0) -> dict[str, Any]:
     """The row of ``results.jsonl`` for an episode: without transcript, tokens, workspace and verifier log."""
     result = None
     if episode.result is not None:
-        result = {f.name: getattr(episode.result, f.name) for f in dataclasses.fields(episode.result)}
+        result = episode.result.as_dict()
         del result["log"]
     return json_safe(
         {

@@ -19,21 +19,23 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from clawgym.engines.openai import OpenAIEngine
+from clawgym.engines.openai import OpenAIEngine, Prices
 from clawgym.engines.protocol import Completion, Engine, Sampling
 from clawgym.errors import BudgetExceeded, EngineError, GradingError
-from clawgym.records import Submission
+from clawgym.records import JudgeVotes, Submission, Usage
 from clawgym.registry import graders
 from clawgym.rewards._prompt import cut, unspecial
 
-__all__ = ["BASE_URL", "KEY", "MODEL", "RubricGrader", "scores_of"]
+__all__ = ["BASE_URL", "KEY", "MODEL", "PRICES", "RubricGrader", "scores_of"]
 
 MODEL, BASE_URL, KEY = "CLAWGYM_GRADER_MODEL", "CLAWGYM_GRADER_BASE_URL", "CLAWGYM_GRADER_API_KEY"
 """Environment variables: the model, its endpoint and its key. The latter two default to ``OPENAI_BASE_URL`` and
 ``OPENAI_API_KEY``, which are used together or not at all."""
+PRICES = "CLAWGYM_GRADER_PRICES"
+"""Environment variable: US dollars per million prompt tokens and per million completion tokens, as in ``0.15,0.6``."""
 
 _CRITERIA = 20
-_CRITERION = 2000
+_CRITERION = 4000
 _VOTES = 25
 _TASK, _MESSAGE, _STEPS, _FILE, _ALL_FILES = 8000, 4000, 24_000, 12_000, 48_000
 """Most characters of the instruction; of the last message; of the transcript; of one file; of all files."""
@@ -67,6 +69,8 @@ class RubricGrader:
                 f"the grader 'rubric' needs a model: set {MODEL} (and {BASE_URL}, {KEY} where it is not at OpenAI)"
             )
         self._rubric, self._votes = dict(rubric), votes
+        self._prices = _prices(os.environ.get(PRICES, ""))
+        self.judgement: JudgeVotes | None = None
         self._sampling = Sampling(temperature=0.7, max_tokens=max_tokens)
         self._engine: Callable[[], Engine] = self._at_endpoint
         about = [self.model, _template(), self._rubric, votes, max_tokens]
@@ -76,7 +80,7 @@ class RubricGrader:
         url = os.environ.get(BASE_URL) or None
         # A key of another endpoint is not sent to this one: "none" where it was given without a key.
         key = os.environ.get(KEY) or ("none" if url else None)
-        return OpenAIEngine(self.model, base_url=url, api_key=key)
+        return OpenAIEngine(self.model, base_url=url, api_key=key, prices=self._prices)
 
     async def grade(self, submission: Submission) -> dict[str, float]:
         """The median of the votes for each criterion.
@@ -93,15 +97,34 @@ class RubricGrader:
         finally:
             await engine.aclose()
         given = [answer for answer in answers if isinstance(answer, Completion)]
+        read = [scores for answer in given if (scores := scores_of(answer, self._rubric)) is not None]
+        self.judgement = self._judgement(given, read)
         if 2 * len(given) < self._votes or not given:
             raise _failure(answers)
-        read = [scores for answer in given if (scores := scores_of(answer, self._rubric)) is not None]
         if 2 * len(read) < len(given) or not read:
             raise ValueError(f"{self.model}: {len(read)} of {len(given)} answers end with scores for every criterion")
         return {name: statistics.median_low([scores[name] for scores in read]) for name in self._rubric}
 
+    def _judgement(self, given: Sequence[Completion], read: Sequence[Mapping[str, float]]) -> JudgeVotes:
+        usage = sum((answer.usage for answer in given), Usage())
+        votes = {name: tuple(scores[name] for scores in read) for name in self._rubric}
+        return JudgeVotes(self._votes, votes, usage.prompt_tokens, usage.completion_tokens, usage.cost_usd)
+
     def _with_seed(self, number: int) -> Sampling:
         return Sampling(temperature=self._sampling.temperature, max_tokens=self._sampling.max_tokens, seed=number)
+
+
+def _prices(given: str) -> Prices | None:
+    """Prices of tokens. Raises :class:`GradingError` if ``given`` is anything but empty or two numbers."""
+    if not given:
+        return None
+    try:
+        prompt, completion = map(float, given.split(","))
+        return Prices(prompt, completion)
+    except (ValueError, EngineError) as error:
+        raise GradingError(
+            f"{PRICES}={given!r}: give US dollars per million prompt and completion tokens, such as 0.15,0.6"
+        ) from error
 
 
 def _failure(answers: Sequence[object]) -> Exception:

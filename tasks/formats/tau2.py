@@ -119,12 +119,12 @@ def _task(path: Path, domain: str, value: Any, where: str) -> Task:
         }
     here = Path(__file__)
     package = _package(path, domain)
-    stage = TaskFile("tau2_stage.py", here.with_name("_tau2_stage.py"))
+    stage = [TaskFile(f"{name}.py", here.with_name(f"_{name}.py")) for name in ("tau2_stage", "stand_ins")]
     served = (
         TaskFile("server.py", here.with_name("_tau2_server.py")),
         TaskFile("tool_server.py", here.with_name("_tool_server.py")),
         TaskFile("start.json", json.dumps({"domain": domain, "calls": start}).encode()),
-        stage,
+        *stage,
         *package,
     )
     graded = (
@@ -132,7 +132,7 @@ def _task(path: Path, domain: str, value: Any, where: str) -> Task:
         TaskFile("check.py", _CHECK_PY.encode()),
         TaskFile("answers.json", json.dumps(data, ensure_ascii=False).encode()),
         TaskFile("tau2_checks.py", here.with_name("_tau2_checks.py")),
-        stage,
+        *stage,
         *package,
     )
     return Task(

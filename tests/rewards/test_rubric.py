@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from clawgym.engines.protocol import Completion
 from clawgym.errors import EngineError, GradingError
-from clawgym.records import Submission, Task, VerifierSpec
-from clawgym.rewards.rubric import BASE_URL, KEY, MODEL, RubricGrader, render, scores_of
+from clawgym.records import JudgeVotes, Submission, Task, VerifierSpec
+from clawgym.rewards.rubric import BASE_URL, KEY, MODEL, PRICES, RubricGrader, render, scores_of
 from clawgym.sandbox import Archive, Backend
 from clawgym.verifiers.graders import judged_by
 from clawgym.verifiers.grading import Subject, grade
@@ -61,6 +61,21 @@ async def test_score_is_the_median_of_the_votes(endpoint: FakeOpenAI) -> None:
     assert len({request["seed"] for request in endpoint.requests}) == 3
     endpoint.script.extend([answered(1, 1), answered(0.25, 1)])
     assert (await judged(votes=2))["clear"] == 0.25
+
+
+async def test_votes_tokens_and_cost_are_kept(endpoint: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PRICES, "2,4")
+    endpoint.script.extend([answered(1, 0), reply("I cannot say."), answered(0.5, 0)])
+    spec = VerifierSpec("grader", grader="rubric", grader_options={"rubric": RUBRIC})
+    task = Task("summary", "Write a summary.", spec)
+    backend: Backend = None  # type: ignore[assignment]  # no sandbox is made
+    result = await grade(task, Subject(Archive(packed({"summary.txt": b"Short."}))), backend)
+    cost = pytest.approx((30 * 2 + 15 * 4) / 1e6)
+    assert result.judgement == JudgeVotes(3, {"clear": (1.0, 0.5), "short": (0.0, 0.0)}, 30, 15, cost)
+    assert result.as_dict()["judgement"]["votes"] == {"clear": (1.0, 0.5), "short": (0.0, 0.0)}
+    monkeypatch.setenv(PRICES, "2")
+    with pytest.raises(GradingError, match="CLAWGYM_GRADER_PRICES='2': give US dollars"):
+        RubricGrader(RUBRIC)
 
 
 async def test_key_of_another_endpoint_is_not_sent(endpoint: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from clawgym.records.manifest import make_manifest
 from clawgym.sandbox import Backend
 from clawgym.simulation.customer import BASE_URL, KEY, MODEL, SCRIPT, Customer
 from clawgym.tasks import load, read
-from clawgym.tasks.formats import _tau2_stage as stage
+from clawgym.tasks.formats import _stand_ins as stand_ins
 
 from ..conftest import benchmark
 from ..engines.fake_openai import FakeOpenAI, call, fake_openai, reply
@@ -225,10 +225,10 @@ def test_malformed_tasks_are_problems(tmp_path: Path, broken: dict[str, Any]):
     assert list(read(path).problems) == ["telecom/tasks.json:0"]
 
 
-class Point(stage.BaseModel):
+class Point(stand_ins.BaseModel):
     x: int
-    name: str = stage.FieldInfo("p", description="A name.")  # type: ignore[assignment]
-    tags: list[str] = stage.FieldInfo(default_factory=list)  # type: ignore[assignment]
+    name: str = stand_ins.FieldInfo("p", description="A name.")  # type: ignore[assignment]
+    tags: list[str] = stand_ins.FieldInfo(default_factory=list)  # type: ignore[assignment]
 
 
 def test_stand_in_for_pydantic_checks_and_copies():
@@ -238,9 +238,9 @@ def test_stand_in_for_pydantic_checks_and_copies():
     copy = point.model_copy(deep=True)
     copy.tags.append("b")
     assert point.tags == ["a"]
-    with pytest.raises(stage.ValidationError, match="x is required"):
+    with pytest.raises(stand_ins.ValidationError, match="x is required"):
         Point()
-    with pytest.raises(stage.ValidationError, match="invalid literal"):
+    with pytest.raises(stand_ins.ValidationError, match="invalid literal"):
         Point(x="three")
     assert Point.model_json_schema()["required"] == ["x"]
 
@@ -248,11 +248,12 @@ def test_stand_in_for_pydantic_checks_and_copies():
 def test_stage_runs_without_packages(task: Task, tmp_path: Path):
     """The set's code runs in an interpreter that has the standard library only."""
     program = (
-        "import _tau2_stage as s; t = s.DomainStage(__import__('sys').argv[1], 'telecom', []);"
+        "import sys, _stand_ins; sys.modules['stand_ins'] = _stand_ins;"
+        "import _tau2_stage as s; t = s.DomainStage(sys.argv[1], 'telecom', []);"
         "before = t.state(); print(t.call('user', 'switch', {'number': '1'}));"
         "print(t.call('user', 'nope', {})); print(before == t.state(), t.schemas('user')[0]['function']['name'])"
     )
-    env = {**os.environ, "PYTHONPATH": str(Path(stage.__file__).parent)}
+    env = {**os.environ, "PYTHONPATH": str(Path(stand_ins.__file__).parent)}
     done = subprocess.run(
         [sys.executable, "-S", "-B", "-c", program, str(tmp_path)], capture_output=True, text=True, env=env, check=True
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from clawgym.records import Task, TaskFile, VerifierSpec
+from clawgym.records import JudgeVotes, Task, TaskFile, VerifierSpec
 from clawgym.sandbox.protocol import Archive, ExecResult, Sandbox, Snapshot
 from clawgym.verifiers.scores import checks_of, out_of_range
 
@@ -56,6 +56,8 @@ class VerifierReport:
     log: str = ""
     out_of_range: tuple[str, ...] = ()
     """Checks whose score was outside [0, 1]."""
+    judgement: JudgeVotes | None = None
+    """The votes of a model that judged."""
 
 
 class VerifierProtocol(Protocol):

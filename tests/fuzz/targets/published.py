@@ -1,4 +1,4 @@
-"""Copies of BFCL, tau2-bench and PinchBench, whose files somebody changed."""
+"""Copies of BFCL, tau2-bench, PinchBench and Claw-Eval, whose files somebody changed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from unittest.mock import patch
 
 from clawgym.errors import TaskError
 from clawgym.records import Layer
-from clawgym.tasks.formats import bfcl, pinchbench, tau2
+from clawgym.tasks.formats import bfcl, claw_eval, pinchbench, tau2
 
 from ..source import Source, scratch_folder
 from .rows import _short
 
-READS = ("tasks.formats.bfcl", "tasks.formats.tau2", "tasks.formats.pinchbench")
+READS = ("tasks.formats.bfcl", "tasks.formats.tau2", "tasks.formats.pinchbench", "tasks.formats.claw_eval")
 
 _FUNCTION = {
     "name": "a.b",
@@ -65,6 +65,23 @@ def grade(transcript, workspace_path):
     return {"a": 1.0}
 ```
 """
+
+
+_CLAW = {
+    "task_id": "T1", "category": "c", "difficulty": "easy", "prompt": {"text": "Do it.", "attachments": ["a.png"]},
+    "services": [
+        {
+            "name": "mail", "command": "python mock_services/mail/server.py", "port": 9100,
+            "reset_endpoint": "http://localhost:9100/mail/reset", "env": {"MAIL": "tasks/T1/fixtures/a.json"},
+        },
+    ],
+    "tools": [{"name": "mail", "description": "d", "input_schema": {"type": "object"}}],
+    "tool_endpoints": [{"tool_name": "mail", "url": "http://localhost:9100/mail", "method": "POST"}],
+    "environment": {"timeout_seconds": 60, "max_turns": 5},
+    "user_agent": {"enabled": True, "persona": "p", "system_prompt_suffix": "s"},
+    "sandbox_files": ["fixtures/a.json"], "sandbox_grader_files": ["check.py"], "env_snapshot_commands": ["true"],
+    "scoring_components": [{"check": {"keywords": ["a", 1]}}], "judge_rubric": "Is it done?",
+}  # fmt: skip
 
 
 def _no_layer() -> tuple[Layer, None]:
@@ -127,15 +144,34 @@ def _pinchbench(source: Source, root: Path) -> Any:
     return pinchbench.PinchBenchFormat()
 
 
+def _claw_eval(source: Source, root: Path) -> Any:
+    grader = (b"x = judge.evaluate('')\n", b'load_peer_grader("T1")\n', source.bytes(100))[source.byte() % 3]
+    files = ("graders/registry.py", "graders/__init__.py", "models/task.py", "__init__.py")
+    _write(root, {f"src/claw_eval/{name}": b"" for name in files})
+    _write(
+        root,
+        {
+            "src/claw_eval/runner/user_agent.py": b'PROMPT = "Be {persona}"\n',
+            "mock_services/_base.py": b"",
+            "mock_services/mail/server.py": b'x = "tasks" / "T1" / "fixtures" / "a.json"\n',
+            "tasks/T1/task.yaml": source.json(_CLAW),
+            "tasks/T1/grader.py": grader,
+            "tasks/T1/check.py": b"",
+            "tasks/T1/fixtures/a.json": b"[]",
+        },
+    )
+    return claw_eval.ClawEvalFormat()
+
+
 def fuzz(data: bytes) -> None:
     source = Source(data)
     root = scratch_folder() / "set"
     shutil.rmtree(root, ignore_errors=True)
-    for cached in (bfcl._documents, bfcl._classes, tau2._policy, tau2._package):
+    for cached in (bfcl._documents, bfcl._classes, tau2._policy, tau2._package, claw_eval._library):
         cached.cache_clear()
     with patch.object(bfcl, "_mpmath", _no_layer):
         try:
-            made = source.pick((_bfcl, _tau2, _pinchbench))(source, root)
+            made = source.pick((_bfcl, _tau2, _pinchbench, _claw_eval))(source, root)
             assert made.holds(root)
             for _, reader in made.iter_tasks(root):
                 try:

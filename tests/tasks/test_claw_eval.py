@@ -1,0 +1,323 @@
+"""Tasks of Claw-Eval: the clone is made for the test, with a library of its own; one in CLAWGYM_DATA is read too."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from clawgym.agents import ScriptAgent, make_agent
+from clawgym.errors import TaskError, TaskSetNotFound
+from clawgym.records import Outcome, Task
+from clawgym.sandbox import Backend
+from clawgym.tasks import load, read
+
+from ..rollouts import episode_of
+
+LIBRARY = {
+    "__init__": "",
+    "runner/user_agent": '_PROMPT = """Be a user.\n{persona}"""\n',
+    "models/__init__": "",
+    "models/message": """
+from __future__ import annotations
+from typing import Any
+from pydantic import BaseModel
+class Message(BaseModel):
+    role: str
+    content: list[dict[str, Any]]
+""",
+    "models/scoring": """
+def compute_task_score(scores): return scores.completion
+def is_pass(score): return score >= 0.75
+""",
+    "models/task": """
+from __future__ import annotations
+from pydantic import BaseModel
+class Check(BaseModel):
+    keywords: list[str] | None = None
+class Component(BaseModel):
+    check: Check
+class TaskDefinition(BaseModel):
+    task_id: str
+    task_file: str
+    scoring_components: list[Component]
+""",
+    "models/trace": """
+from __future__ import annotations
+from typing import Any
+from pydantic import BaseModel, Field
+from .message import Message
+class TraceMessage(BaseModel):
+    trace_id: str
+    message: Message
+class ToolDispatch(BaseModel):
+    trace_id: str
+    tool_use_id: str
+    tool_name: str
+    endpoint_url: str
+    request_body: dict[str, Any] = Field(default_factory=dict)
+    response_status: int = 200
+    response_body: Any = None
+class DimensionScores(BaseModel):
+    completion: float = 0.0
+""",
+    "graders/__init__": "",
+    "graders/registry": """
+import importlib.util
+def get_grader(task_id, tasks_dir, task_dir):
+    spec = importlib.util.spec_from_file_location("grader", f"{task_dir}/grader.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Grader()
+""",
+}
+SERVICE = """
+from __future__ import annotations
+import json, os
+from fastapi import FastAPI, HTTPException
+from pydantic import BaseModel, Field
+from mock_services._base import add_error_injection
+app = FastAPI(title="Mail")
+add_error_injection(app)
+with open(os.environ["MAIL_FIXTURES"]) as file:
+    mails = json.load(file)
+sent = []
+class Send(BaseModel):
+    to: str
+    tags: list[str] = Field(default_factory=list)
+@app.post("/mail/list")
+def listed() -> dict:
+    return {"mails": mails}
+@app.post("/mail/send")
+async def send(req: Send) -> dict:
+    if req.to == "nobody":
+        raise HTTPException(status_code=404, detail="no such address")
+    if req.to == "crash":
+        raise RuntimeError("broken")
+    sent.append(req.model_dump())
+    return {"sent": req}
+@app.get("/mail/audit")
+def audit() -> dict:
+    return {"calls": [], "sent": sent}
+"""
+GRADER = """
+from claw_eval.models.trace import DimensionScores
+class Grader:
+    def grade(self, messages, dispatches, task, audit_data=None, judge=None, env_snapshot=None):
+        print("grading")
+        said = [b["text"] for m in messages if m.message.role == "assistant" for b in m.message.content if "text" in b]
+        sent = audit_data["mail"]["sent"] if audit_data else []
+        fine = all(d.response_status == 200 for d in dispatches)
+        text = (env_snapshot or {}).get("cmd:python check.py", {}).get("stdout", "")
+        parts = [bool(said) and "done" in said[-1], sent == [{"to": "a", "tags": []}], fine]
+        if env_snapshot is not None:
+            parts = [text == "right\\n"]
+        return DimensionScores(completion=sum(parts) / len(parts))
+"""
+TASK = """
+task_id: T1_mail
+category: communication
+difficulty: easy
+services:
+  - name: mail
+    command: python {service}
+    port: 9100
+    health_check: http://localhost:9100/mail/list
+    reset_endpoint: http://localhost:9100/mail/reset
+    env:
+      MAIL_FIXTURES: tasks/T1_mail/fixtures/mails.json
+prompt:
+  text: Send a mail to a.
+tools:
+  - name: mail_list
+    description: Lists mails.
+    input_schema: {{type: object, properties: {{}}}}
+  - name: mail_send
+    description: Sends a mail.
+    input_schema: {{type: object, properties: {{to: {{type: string}}}}, required: [to]}}
+tool_endpoints:
+  - {{tool_name: mail_list, url: "http://localhost:9100/mail/list", method: POST}}
+  - {{tool_name: mail_send, url: "http://localhost:9100/mail/send", method: POST}}
+environment: {{timeout_seconds: 60, max_turns: 5}}
+scoring_components:
+  - check: {{keywords: [1, x]}}
+judge_rubric: "Was it sent?"
+reference_solution: "SECRET"
+"""
+SHELL = """
+task_id: T2_file
+category: terminal
+prompt: {text: "Write right to out.txt."}
+tools: []
+environment: {timeout_seconds: 60, max_turns: 5}
+sandbox_files: [fixtures/in.txt]
+sandbox_grader_files: [check.py]
+env_snapshot_commands: [python check.py]
+scoring_components: []
+"""
+
+
+def made(root: Path, *, service: str = "mock_services/mail/server.py", more: str = "", grader: str = GRADER) -> Path:
+    files = {f"src/claw_eval/{name}.py": text for name, text in LIBRARY.items()}
+    files["mock_services/_base.py"] = "def add_error_injection(app):\n    app.add_middleware(object)\n"
+    files["mock_services/mail/server.py"] = SERVICE
+    files["tasks/T1_mail/task.yaml"] = TASK.format(service=service) + more
+    files["tasks/T1_mail/grader.py"] = grader
+    files["tasks/T1_mail/fixtures/mails.json"] = '[{"id": "m1"}]'
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def shell(root: Path) -> Path:
+    folder = made(root) / "tasks/T2_file"
+    (folder / "fixtures").mkdir(parents=True)
+    (folder / "task.yaml").write_text(SHELL)
+    (folder / "grader.py").write_text(GRADER)
+    (folder / "fixtures/in.txt").write_text("right\n")
+    (folder / "check.py").write_text("print(open('out.txt').read().strip())\n")
+    return root
+
+
+def script(*calls: tuple[str, dict[str, object]]) -> ScriptAgent:
+    return ScriptAgent(json.dumps([{"name": name, "arguments": given} for name, given in calls]).encode())
+
+
+async def test_services_answer_and_the_grader_sees_calls_and_audit(tmp_path: Path, backend: Backend):
+    (task,) = read(made(tmp_path)).tasks
+    assert (task.id, task.metadata["grading"]) == ("T1_mail", "automated")
+    assert b"SECRET" not in b"".join(file.read() for file in task.tools[0].files)
+    done = ("submit", {"message": "done"})
+    solved = await episode_of(task, script(("mail_list", {}), ("mail_send", {"to": "a"}), done), backend)
+    assert solved.outcome is Outcome.SOLVED, solved.result
+    seen = [observation.content for step in solved.steps for observation in step.observations]
+    assert [json.loads(text) for text in seen] == [{"mails": [{"id": "m1"}]}, {"sent": {"to": "a", "tags": []}}]
+    for calls in ((done,), (("mail_send", {"to": "b"}), done)):
+        assert (await episode_of(task, script(*calls), backend)).outcome is Outcome.FAILED
+    odd = (("mail_send", {"to": "nobody"}), ("mail_send", {"to": "crash"}), ("mail_send", {"to": "a", "tags": 1}))
+    ended = await episode_of(task, script(*odd), backend)
+    seen = [observation.content for step in ended.steps for observation in step.observations]
+    assert [next(iter(json.loads(text))) for text in seen] == ["detail", "error", "detail"]
+    assert ended.outcome is Outcome.FAILED
+
+
+async def test_commands_of_a_task_look_at_the_workspace_with_files_of_the_grader(tmp_path: Path, backend: Backend):
+    task = read(shell(tmp_path)).by_id["T2_file"]
+    assert {file.path for file in task.inputs} == {"fixtures/in.txt"}
+    assert task.verifier.executes_agent_code == "subprocess"
+    assert (await episode_of(task, ScriptAgent(b"cp fixtures/in.txt out.txt"), backend)).outcome is Outcome.SOLVED
+    forged = ScriptAgent(b"echo 'print(\"right\")' > check.py")
+    assert (await episode_of(task, forged, backend)).outcome is Outcome.FAILED
+    assert (await episode_of(task, make_agent("noop"), backend)).outcome is Outcome.FAILED
+
+
+def test_task_whose_grader_asks_a_model_gets_the_rubric(tmp_path: Path):
+    (task,) = read(made(tmp_path, grader=GRADER + "\n        judge.evaluate('x')\n")).tasks
+    assert (task.id, task.verifier.grader) == ("T1_mail.judged", "rubric")
+    assert task.verifier.grader_options == {"rubric": {"rubric": "Was it sent?"}}
+    assert task.tools
+
+
+def test_user_speaks_by_the_prompt_of_the_set(tmp_path: Path):
+    more = "user_agent: {enabled: true, persona: You are Ann., system_prompt_suffix: Ask.}\n"
+    path = made(tmp_path, more=more) / "tasks/T1_mail/task.yaml"
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if "mail_" not in line))
+    text = path.read_text()
+    start, end = text.index("services:"), text.index("prompt:")
+    text = text[:start] + text[end:]
+    start, end = text.index("tools:"), text.index("environment:")
+    path.write_text(text[:start] + text[end:])
+    (task,) = read(tmp_path).tasks
+    assert task.dialogue is not None
+    assert task.dialogue.opening == (("system", "Ask."), ("user", "Send a mail to a."))
+    assert task.dialogue.options["prompt"] == "Be a user.\nYou are Ann."
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"service": "mock_services/web_real/server.py"}, "network: it searches"),
+        ({"shell": "sandbox_files: [gone.txt]"}, "network: gone.txt is not in the clone"),
+        ({"shell": "sandbox_files: [fixtures/a.mp4]"}, "image not here: the programs"),
+        ({"shell": "sandbox_files: [fixtures/a.png]"}, "ours: the agent has to see"),
+        ({"grader": GRADER + "\n        judge.evaluate('x')\n", "empty": "1"}, "ours: what the model judges"),
+    ],
+)
+def test_reasons(tmp_path: Path, changes: dict[str, str], reason: str):
+    root = shell(tmp_path)
+    task_id = "T1_mail"
+    if service := changes.get("service"):
+        (root / "mock_services/web_real").mkdir()
+        (root / service).write_text(SERVICE)
+        made(root, service=service)
+    elif files := changes.get("shell"):
+        task_id = "T2_file"
+        for name in ("a.mp4", "a.png"):
+            (root / "tasks/T2_file/fixtures" / name).write_bytes(b"x")
+        text = SHELL.replace("sandbox_files: [fixtures/in.txt]", files)
+        (root / "tasks/T2_file/task.yaml").write_text(text)
+    else:
+        made(root, grader=changes["grader"])
+        path = root / "tasks/T1_mail/task.yaml"
+        path.write_text(path.read_text().replace("Was it sent?", ""))
+        task_id += ".judged"
+    assert str(read(root).by_id[task_id].unsupported).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("task_id: T1_mail", "task_id: [", "is not YAML"),
+        ("task_id: T1_mail", "x: &a [1]\ntask_id: *a", "has aliases"),
+        ("task_id: T1_mail", "task_id: ../x", "field task_id"),
+        ("command: python", "command: rm", "field services"),
+        ("category: communication", "x: 1", "is no task of Claw-Eval"),
+        ("timeout_seconds: 60", "timeout_seconds: soon", "is no task of Claw-Eval"),
+        ("mock_services/mail/server.py", "mock_services/../../x/server.py", "field services"),
+    ],
+)
+def test_malformed_definitions_are_problems(tmp_path: Path, old: str, new: str, error: str):
+    root = shell(tmp_path)
+    path = root / "tasks/T1_mail/task.yaml"
+    path.write_text(path.read_text().replace(old, new, 1))
+    assert error in read(root).problems["T1_mail"]
+
+
+@pytest.mark.parametrize("name", ["tasks/T1_mail/grader.py", "mock_services/mail/server.py", "tasks/T1_mail/task.yaml"])
+def test_links_are_not_followed(tmp_path: Path, name: str):
+    root = shell(tmp_path / "clone")
+    (tmp_path / "secret").write_text((root / name).read_text())
+    (root / name).unlink()
+    (root / name).symlink_to(tmp_path / "secret")
+    assert "cannot be read" in read(root).problems["T1_mail"]
+
+
+def test_file_outside_of_the_clone_is_not_mounted(tmp_path: Path):
+    root = made(tmp_path / "clone")
+    (tmp_path / "secret.json").write_text("[]")
+    fixture = root / "tasks/T1_mail/fixtures/mails.json"
+    fixture.unlink()
+    fixture.symlink_to(tmp_path / "secret.json")
+    with pytest.raises(TaskError):
+        _frozen(read(root).tasks)
+
+
+def _frozen(tasks: tuple[Task, ...]) -> None:
+    for task in tasks:
+        task.frozen()
+
+
+def test_a_clone_of_the_set_is_read(monkeypatch: pytest.MonkeyPatch):
+    if not os.environ.get("CLAWGYM_DATA"):
+        pytest.skip("CLAWGYM_DATA is not set: it may hold a clone of claw-eval/claw-eval called claw-eval")
+    try:
+        tasks = load("Claw-Eval")
+    except TaskSetNotFound as error:
+        pytest.skip(str(error))
+    assert len(tasks) == 300
+    assert not tasks.problems
+    reasons = [task for task in tasks.tasks if str(task.unsupported).startswith("ours")]
+    assert len(reasons) <= 6
