@@ -92,8 +92,8 @@ def _own_folder() -> Iterator[str]:
     if len(os.fsencode(folder)) > _LONGEST_FOLDER:
         os.rmdir(folder)
         raise TrainingError(
-            f"Ray needs a folder whose path has at most {_LONGEST_FOLDER} bytes, for the sockets in it: {folder} is longer. "
-            "Set RAY_TMPDIR to a folder with a shorter path, such as /tmp"
+            f"Ray needs a folder whose path has at most {_LONGEST_FOLDER} bytes, for the sockets in it: {folder} is "
+            "longer. Set RAY_TMPDIR to a folder with a shorter path, such as /tmp"
         )
     command = [sys.executable, "-I", reaper.__file__, folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # its end closes the pipe, and waits
