@@ -392,8 +392,9 @@ async def matrix(names: list[str], sets: list[str], count: int, folder: Path, ba
 
 
 def supported(name: str) -> Iterator[Task]:
-    """The tasks of a set that run on this machine, those with a reference solution first."""
-    tasks = [task for task in clawgym.load(name).tasks if task.unsupported is None]
+    """The tasks of a set that run on this machine without a judge, those with a reference solution first."""
+    found = clawgym.load(name).tasks
+    tasks = [task for task in found if task.unsupported is None and not task.brings_tools and not task.verifier.grader]
     return iter(sorted(tasks, key=lambda task: not task.solution))
 
 
