@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import random
 import shutil
 import sys
@@ -31,7 +32,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, Literal, cast
 
 import openai
@@ -45,6 +46,7 @@ from clawgym.online.versions import Versions
 from clawgym.pool import Pool
 from clawgym.simulation.rules import RULES
 from clawgym.simulation.users import THANKS, User, UserRequest, requests, user_of
+from clawgym.statistics import student_t
 from clawgym.trainers.common.start_model import merged_model
 from clawgym.trainers.config import load_config
 from clawgym.trainers.local.personal import first_policy
@@ -251,23 +253,33 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
-    print("| arm | feedback | seeds | before | after | promoted | after conversations | rejected |")
-    print("|---|---|---|---|---|---|---|---|")
-    groups = itertools.groupby(
-        sorted(rows, key=lambda r: (r["feedback"], r["arm"])), lambda r: (r["arm"], r["feedback"])
-    )
-    for (arm, feedback), cells in groups:
-        held = list(cells)
-        first = [row["promoted"][0]["after"] for row in held if row["promoted"]]
+    print("| feedback | arm | people | before | after | promoted | first after conversations |")
+    print("|---|---|---|---|---|---|---|")
+    cells: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["feedback"], row["arm"]), {})[row["seed"]] = row
+    for (feedback, arm), held in sorted(cells.items()):
+        first = [row["promoted"][0]["after"] for row in held.values() if row["promoted"]]
         print(
-            f"| {arm} | {feedback} | {len(held)} | {fmean(r['before'] for r in held):.2f} | "
-            f"{fmean(r['after'] for r in held):.2f} | {fmean(len(r['promoted']) for r in held):.1f} | "
-            f"{fmean(first) if first else '-'} | {fmean(len(r['rejected']) for r in held):.1f} |"
+            f"| {feedback} | {arm} | {len(held)} | {fmean(r['before'] for r in held.values()):.2f} | "
+            f"{fmean(r['after'] for r in held.values()):.2f} | "
+            f"{fmean(len(r['promoted']) for r in held.values()):.1f} | {f'{fmean(first):.0f}' if first else '-'} |"
         )
+    print("\n| feedback | difference | people | mean | lower bound, 95 %, one-sided |\n|---|---|---|---|---|")
+    for feedback in FEEDBACK:
+        held = {arm: cells.get((feedback, arm), {}) for arm in ARMS}
+        for arm in ARMS:
+            _difference(feedback, f"{arm}: after minus before", [r["after"] - r["before"] for r in held[arm].values()])
+        both = held["gated"].keys() & held["ungated"].keys()
+        gaps = [held["gated"][seed]["after"] - held["ungated"][seed]["after"] for seed in sorted(both)]
+        _difference(feedback, "gated minus ungated, after", gaps)
 
 
-def _kind(row: dict[str, Any]) -> tuple[str, str]:
-    return row["feedback"], row["arm"]
+def _difference(feedback: str, what: str, values: Sequence[float]) -> None:
+    """A row with the mean over people and Student's one-sided bound."""
+    if len(values) > 1:
+        low = fmean(values) - student_t(0.95, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+        print(f"| {feedback} | {what} | {len(values)} | {fmean(values):+.2f} | {low:+.2f} |")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
