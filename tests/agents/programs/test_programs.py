@@ -166,9 +166,10 @@ async def play(program: str, task: Any, backend: Any, model_folder: Any, tmp_pat
     extra = {"summary": "work", "security_risk": "LOW"} if program == "openhands" else {}
 
     def called(prompt: str, call: Any) -> str:
-        found = re.search(rf'"name": ?"([\w-]*?{call["name"]})"', prompt)
-        assert found is not None, call
-        return bench.call_of(found[1], {**call["arguments"], **extra})
+        found = re.findall(rf'"name": ?"([\w-]*?{call["name"]})"', prompt)
+        assert found, call
+        name = next((one for one in found if "task_" in one), found[0])  # not the program's own, such as grep
+        return bench.call_of(name, {**call["arguments"], **extra})
 
     def say(prompt: str, n: int) -> str:
         if task.limits.max_steps == 1:
