@@ -59,7 +59,7 @@ from clawgym.sandbox import backend as make_backend
 from clawgym.statistics import wilson
 
 PACKS = ("terminal-basic", "swe-basic")
-"""The packs whose tasks a program in the sandbox can work on: the others bring tools of their own."""
+"""The packs whose tasks every program in the sandbox can work on: the others bring tools of their own."""
 TOOLS: Mapping[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "aider": ("", lambda command: {}),
     "claude-code": ("Bash", lambda command: {"command": command, "description": "Work"}),

@@ -27,7 +27,10 @@ __all__ = [
     "LONGEST_REQUEST",
     "MOST_CALLS",
     "MOST_EVENTS",
+    "MOST_TOOL_CALLS",
+    "MOST_WAITING_CALLS",
     "OutOfBounds",
+    "RECORDED_CALLS",
     "read_json",
 ]
 
@@ -39,6 +42,12 @@ BODY_SECONDS = 60.0
 """Most seconds from a request's headers to the end of its body."""
 LONGEST_REQUEST = 8 * 2**20
 """Most characters of text in one request, without images: more than any model's context window."""
+MOST_TOOL_CALLS = 2048
+"""Most calls of the task's tools that a program sends in one episode."""
+MOST_WAITING_CALLS = 64
+"""Most of them that wait or run at the same time."""
+RECORDED_CALLS = 64 * 2**20
+"""Most bytes of their arguments and results together; the call that exceeds it is the last one."""
 LARGEST_CONTROL_BODY = 256 * 2**20
 """Most bytes of one request to the control API, whose callers have its token."""
 

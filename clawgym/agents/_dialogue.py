@@ -22,13 +22,14 @@ class Conversation:
         assert context.task.dialogue is not None
         self._context = context
         self._dialogue = context.task.dialogue
-        self._withheld = set(self._dialogue.withheld)
+        self.withheld = set(self._dialogue.withheld)
+        """Names of tools that are not offered now."""
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """The schemas of the tools that are offered now."""
         schemas = self._context.tools.schemas
-        return [schema for schema in schemas if schema["function"]["name"] not in self._withheld]
+        return [schema for schema in schemas if schema["function"]["name"] not in self.withheld]
 
     async def open(self) -> list[dict[str, Any]]:
         """The first messages, the last of which is the user's. Raises the errors of the user."""
@@ -49,7 +50,7 @@ class Conversation:
         turn: UserTurn | None = await user.answer(text, tools) if user is not None else None
         if turn is None:
             return False
-        self._withheld -= {*turn.tools}
+        self.withheld -= {*turn.tools}
         self._context.record(Step("user", turn.text, now()))
         messages.append({"role": "user", "content": turn.text})
         return True

@@ -25,6 +25,7 @@ class AgentContext:
 
     task: Task
     sandbox: Sandbox
+    """Where the task's commands run. For a :class:`ResidentAgent`, the sandbox of its program."""
     tools: Tools
     """The tools of the task; the caller closes them."""
     seed: int
@@ -119,10 +120,15 @@ class AgentArtifacts:
 
 @runtime_checkable
 class ResidentAgent(Agent, Protocol):
-    """An agent that runs inside the sandbox, and therefore creates the sandbox itself."""
+    """An agent that runs inside the sandbox, and therefore creates the sandbox itself.
 
-    async def open_sandbox(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
+    It works on tasks that bring tools of their own if it has the attribute ``takes_tools``, and that is true.
+    """
+
+    async def open_sandbox(self, backend: Backend, spec: SandboxSpec, *, tools: bool = False) -> Sandbox:
         """Return a sandbox for one episode of a task with ``spec``. Its time does not count as set-up.
+
+        ``tools``: the task brings tools, which the program calls by MCP. They run in other sandboxes.
 
         Raises as :meth:`~clawgym.sandbox.protocol.Backend.create` does.
         """

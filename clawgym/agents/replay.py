@@ -15,7 +15,7 @@ from typing import Any
 from clawgym.agents._calls import VERSION, run_calls
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import AgentError, ClawGymError
-from clawgym.records import Step, ToolCall
+from clawgym.records import Step, ToolCall, executed_step
 from clawgym.records.atif import steps_from_atif
 from clawgym.records.run_folder import RunFolder
 from clawgym.tools.shell import bash_call
@@ -74,7 +74,7 @@ class ReplayAgent:
 
 
 def _calls(steps: Iterable[Step]) -> list[ToolCall]:
-    return [call for step in steps for call in step.tool_calls]
+    return [call for step in steps for call in executed_step(step).tool_calls]
 
 
 def _from_run(path: Path) -> dict[str, list[list[ToolCall]]]:

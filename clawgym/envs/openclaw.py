@@ -56,8 +56,8 @@ class _EpisodeAgent:
         self.name = agent.name
         self.version = agent.version
 
-    async def open_sandbox(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
-        return await self._agent.open_sandbox(backend, spec)
+    async def open_sandbox(self, backend: Backend, spec: SandboxSpec, *, tools: bool = False) -> Sandbox:
+        return await self._agent.open_sandbox(backend, spec, tools=tools)
 
     async def close_sandbox(self, sandbox: Sandbox) -> None:
         await self._agent.close_sandbox(sandbox)

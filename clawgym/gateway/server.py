@@ -38,6 +38,7 @@ from clawgym.gateway.gate import Gate
 from clawgym.gateway.render import Renderer
 from clawgym.gateway.request import SessionCredentials, SessionRequest
 from clawgym.gateway.sessions import Session, Sessions
+from clawgym.gateway.tool_server import OfferedTools, answer_message
 from clawgym.pool import EpisodeEnd, Pool, PoolWriter
 from clawgym.records import Turn
 from clawgym.registry import dialects as known_dialects
@@ -212,6 +213,8 @@ class Gateway:
         self.sessions = Sessions(pool, self._writer)
         self.dialects = _dialects(dialects)
         """Name -> dialect."""
+        self.offered: dict[str, OfferedTools] = {}
+        """Session id -> the tools that are served to its program."""
         self._listeners = Listeners(self._app())
         self._address: Address | None = None
 
@@ -253,6 +256,7 @@ class Gateway:
         """Refuse further calls of a session and end the running ones, which are recorded."""
         session = await self.sessions.get(session_id)
         await self.sessions.close(session_id)
+        self.offered.pop(session_id, None)
         if session is not None and session.handlers:
             for task in session.handlers:
                 task.cancel()
@@ -287,6 +291,8 @@ class Gateway:
 
     def _app(self) -> web.Application:
         app = web.Application()
+        app.router.add_post("/s/{session}/mcp", guarded(self._tools))
+        app.router.add_route("*", "/s/{session}/mcp", guarded(self._no_stream))
         self.add_routes(app.router, "/s/{session}/v1", _BySession(self.sessions))
         return app
 
@@ -308,6 +314,18 @@ class Gateway:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
+
+    async def _tools(self, request: web.Request) -> web.Response:
+        session = await self.sessions.find(request.match_info["session"], secret_of(request))
+        with session.holding() as hold, session.handled():
+            body = await read_object(request, hold)
+            if (tools := self.offered.get(session.id)) is None:
+                raise Refusal(404, "this session has no tools: use the shell of the sandbox")
+            return await answer_message(body, tools, session)
+
+    async def _no_stream(self, request: web.Request) -> web.Response:
+        await self.sessions.find(request.match_info["session"], secret_of(request))
+        raise Refusal(405, "tools are called by POST, and nothing is streamed: send a POST")
 
     async def _not_found(self, request: web.Request) -> web.Response:
         paths = ", ".join(f"/v1/{dialect.path}" for dialect in self.dialects.values())

@@ -4,7 +4,19 @@ Invariant: records are frozen and hold no open resource.
 """
 
 from clawgym.records.dialogue import Dialogue, DialogueUser, UserTurn
-from clawgym.records.episode import Episode, Fault, Image, Observation, Outcome, Phase, Step, ToolCall, Usage
+from clawgym.records.episode import (
+    EXECUTED,
+    Episode,
+    Fault,
+    Image,
+    Observation,
+    Outcome,
+    Phase,
+    Step,
+    ToolCall,
+    Usage,
+    executed_step,
+)
 from clawgym.records.grader import Grader, Submission
 from clawgym.records.result import JudgeVotes, VerifierResult
 from clawgym.records.task import (
@@ -30,6 +42,7 @@ __all__ = [
     "Desktop",
     "DesktopStep",
     "Dialogue",
+    "EXECUTED",
     "Episode",
     "Fault",
     "Grader",
@@ -60,6 +73,7 @@ __all__ = [
     "check_relative_path",
     "common_prefix",
     "continued",
+    "executed_step",
     "ids_array",
     "packages_of",
     "prompt_ids",

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
 from clawgym.records.result import VerifierResult
 from clawgym.records.turn import Turn
 
-__all__ = ["Episode", "Fault", "Image", "Observation", "Outcome", "Phase", "Step", "ToolCall", "Usage"]
+__all__ = [
+    "EXECUTED",
+    "Episode",
+    "Fault",
+    "Image",
+    "Observation",
+    "Outcome",
+    "Phase",
+    "Step",
+    "ToolCall",
+    "Usage",
+    "executed_step",
+]
+
+EXECUTED = "executed_calls"
+"""In :attr:`Step.extra`, if a program called the task's tools by MCP: the calls that were executed, as objects with
+``id``, ``name``, ``arguments``, ``content`` (null if the call was interrupted) and ``sampled`` (whether the model wrote
+this call; if not, code in the sandbox sent it). The calls of the step are what the model wrote, by the program's names.
+"""
 
 
 class Outcome(StrEnum):
@@ -113,6 +131,18 @@ class Step:
     model: str | None = None
     usage: Usage | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def executed_step(step: Step) -> Step:
+    """Return ``step`` with the executed calls of the task's tools (:data:`EXECUTED`), if they are recorded apart."""
+    calls = step.extra.get(EXECUTED)
+    if calls is None:
+        return step
+    return replace(
+        step,
+        tool_calls=tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call in calls),
+        observations=tuple(Observation(c["content"], c["id"]) for c in calls if c["content"] is not None),
+    )
 
 
 @dataclass(frozen=True)

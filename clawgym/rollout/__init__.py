@@ -98,7 +98,7 @@ async def _attempt_it(attempt: Attempt, agent: Agent, opening: Callable[[], Awai
     request = attempt.request
     context = AgentContext(
         task=attempt.task,
-        sandbox=attempt.sandbox,
+        sandbox=attempt.opened or attempt.sandbox,
         tools=attempt.tools,
         seed=request.seed,
         sample=request.sample,

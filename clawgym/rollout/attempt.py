@@ -49,13 +49,14 @@ from clawgym.records import (
     Turn,
     Usage,
     VerifierResult,
+    executed_step,
 )
-from clawgym.registry import users
+from clawgym.registry import agents, users
 from clawgym.rollout.milestones import Milestones, MilestonesState, can_measure
 from clawgym.rollout.request import Ended, EpisodeRequest, reward_of
 from clawgym.rollout.shown import WatchedAttempt
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, Snapshot
-from clawgym.tools import Tools, open_tools, sandbox_spec
+from clawgym.tools import Tools, open_tools, program_spec, sandbox_spec
 from clawgym.verifiers.diff import DIFF_FILE, submission_diff
 from clawgym.verifiers.grading import Subject, empty_archive, grade
 from clawgym.verifiers.scores import plain_mean
@@ -132,7 +133,8 @@ class Attempt:
 
     Raises:
         UnsupportedTask: the task cannot run here.
-        AgentError: the agent has tools of its own, and the task brings others, or the request asks for milestones.
+        AgentError: the agent runs its tools itself, and the task brings others that it cannot call, or the request asks
+            for milestones.
     """
 
     def __init__(
@@ -152,10 +154,13 @@ class Attempt:
                     f"task {task.id} cannot run here: its layer {layer.name} is missing from {layer.folder}: prepare "
                     "it again (`clawgym tasks prepare`), and load the task again"
                 )
-        if task.brings_tools and resident is not None:
+        self._apart = task.brings_tools and resident is not None
+        if self._apart and (task.desktop is not None or not getattr(resident, "takes_tools", False)):
+            able = ", ".join(name for name, thing in agents.things() if getattr(thing, "takes_tools", False))
+            program = f", or a program that calls them by MCP ({able})" if task.desktop is None else ""
             raise AgentError(
                 f"agent {agent!r} has tools of its own, and task {task.id} brings others: use tool-loop (or oracle, "
-                "replay, script, noop)"
+                f"replay, script, noop){program}"
             )
         if request.milestones and resident is not None:
             raise AgentError(
@@ -180,6 +185,7 @@ class Attempt:
         self.stop: Stop | None = None
         """Why the work ended; ``None`` before that."""
         self._sandbox: Sandbox | None = None
+        self._program: Sandbox | None = None
         self._tools: Tools | None = None
         self._milestones: Milestones | None = None
         self._watched: WatchedAttempt | None = None
@@ -187,12 +193,16 @@ class Attempt:
 
     @property
     def opened(self) -> Sandbox | None:
-        """The agent's sandbox, or ``None`` if it was never created."""
-        return self._sandbox
+        """The agent's sandbox, or ``None`` if it was never created.
+
+        It is the task's, which is graded, unless a program calls tools that the task brings. Such a program has a
+        shell, and therefore a sandbox of its own, with nothing of the task's.
+        """
+        return self._program if self._apart else self._sandbox
 
     @property
     def sandbox(self) -> Sandbox:
-        """The agent's sandbox. Raises SandboxError before :meth:`open`."""
+        """The task's sandbox. Raises SandboxError before :meth:`open`."""
         if self._sandbox is None:
             raise SandboxError("this attempt has no sandbox: call open() first")
         return self._sandbox
@@ -266,11 +276,14 @@ class Attempt:
                 await self.backend.probe()
                 if saved is not None and saved.snapshot is not None:
                     self._sandbox = await self.backend.fork(saved.snapshot)
-                elif self.resident is None:
+                elif self.resident is None or self._apart:
                     self._sandbox = await self.backend.create(spec)
             if self.resident is not None:  # outside the budget: programs wait for each other to start
                 started = time.monotonic()
-                self._sandbox = await self.resident.open_sandbox(self.backend, spec)
+                if self._apart:
+                    self._program = await self.resident.open_sandbox(self.backend, program_spec(task), tools=True)
+                else:
+                    self._sandbox = await self.resident.open_sandbox(self.backend, spec)
                 self.seconds["boot"] = time.monotonic() - started
             async with self.phase(Phase.SETUP):
                 if task.inputs and (saved is None or saved.snapshot is None):
@@ -467,11 +480,12 @@ class Attempt:
                     try:
                         await self._end_tools()
                     finally:
-                        await (
-                            self._sandbox.close()
-                            if self.resident is None
-                            else self.resident.close_sandbox(self._sandbox)
-                        )
+                        try:
+                            if self.resident is not None and self.opened is not None:
+                                await self.resident.close_sandbox(self.opened)
+                        finally:
+                            if self.resident is None or self._apart:
+                                await self._sandbox.close()
             except (TimeoutError, InfraError):
                 pass  # the supervisor keeps the sandbox and removes it when this process ends
 
@@ -525,8 +539,11 @@ async def _compressed(data: bytes) -> bytes:
 
 
 def transcript_payload(steps: Iterable[Step]) -> tuple[Mapping[str, Any], ...]:
-    """Return the transcript for verifiers (``transcript`` of the reward payload), as JSON-like messages."""
-    return tuple(map(_message, steps))
+    """Return the transcript for verifiers (``transcript`` of the reward payload), as JSON-like messages.
+
+    Of programs that called the task's tools by MCP, it has the calls that were executed, by the names of the task.
+    """
+    return tuple(_message(executed_step(step)) for step in steps)
 
 
 def _message(step: Step) -> Mapping[str, Any]:

@@ -7,11 +7,21 @@ from dataclasses import replace
 from clawgym.errors import SandboxDied, SandboxError
 from clawgym.records import Task, ToolCall
 from clawgym.sandbox.protocol import Backend, Sandbox
-from clawgym.tools._sandboxes import sandbox_spec
+from clawgym.tools._sandboxes import program_spec, sandbox_spec
 from clawgym.tools.protocol import SUBMIT, CallRefused, Tools, closing
 from clawgym.tools.shell import ShellTools
 
-__all__ = ["SUBMIT", "CallRefused", "ShellTools", "Tools", "aimed", "sandbox_spec", "closing", "open_tools"]
+__all__ = [
+    "SUBMIT",
+    "CallRefused",
+    "ShellTools",
+    "Tools",
+    "aimed",
+    "closing",
+    "open_tools",
+    "program_spec",
+    "sandbox_spec",
+]
 
 
 async def open_tools(task: Task, sandbox: Sandbox, backend: Backend) -> Tools:

@@ -7,7 +7,7 @@ from clawgym.desktop.browser import browser_files
 from clawgym.records import Task, ToolServer
 from clawgym.sandbox.protocol import SandboxSpec
 
-__all__ = ["TOOLS_DIR", "sandbox_spec", "desktop_spec"]
+__all__ = ["TOOLS_DIR", "desktop_spec", "program_spec", "sandbox_spec"]
 
 TOOLS_DIR = "/tools"
 """Folder with the files of each server, in the server's sandbox."""
@@ -24,6 +24,11 @@ def sandbox_spec(task: Task, server: ToolServer | None = None) -> SandboxSpec:
             readonly |= settings_files()
     mounts = {target: layer.folder for target, layer in task.layers.items()}
     return SandboxSpec(task.sandbox_image, task.limits, task.env, task.workspace, readonly, mounts=mounts)
+
+
+def program_spec(task: Task) -> SandboxSpec:
+    """The spec of the sandbox of an agent program that calls the task's tools from outside: nothing of the task's."""
+    return SandboxSpec(limits=task.limits, workdir=task.workspace)
 
 
 def desktop_spec(task: Task) -> SandboxSpec:

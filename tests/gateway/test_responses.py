@@ -79,6 +79,23 @@ async def test_function_call_items_and_outputs_continue_turn(make_gateway):
     assert first.reply["tool_calls"][0]["id"] == one.call_id
 
 
+async def test_functions_of_namespaces(make_gateway):
+    """The model sees flat names; clients get a call as namespace and name, send it back so, and the turn continues."""
+    spaced = CALL.replace('"exec"', '"mcp__task__exec"')
+    setup = await make_gateway([spaced, spaced, "done"])
+    tools = [{"type": "namespace", "name": "mcp__task", "description": "Of the task", "tools": TOOLS}, *TOOLS]
+    answer = await create(setup, tools=tools)
+    (call,) = answer.output
+    assert (call.namespace, call.name, call.arguments) == ("mcp__task", "exec", '{"command": "ls"}')
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "a.csv"}
+    events, streamed = await stream(setup, [*ASK, *sent(answer), output], tools=tools)
+    (again,) = streamed.output
+    assert (again.namespace, again.name) == ("mcp__task", "exec")
+    assert [e.name for e in events if e.type == "response.function_call_arguments.done"] == ["exec"]
+    first, second = setup.turns
+    assert (first.reply["tool_calls"][0]["function"]["name"], second.parent) == ("mcp__task__exec", 0)
+
+
 async def test_reasoning_and_ids_are_optional(make_gateway):
     setup = await make_gateway([f"{THOUGHT}Look\n{CALL}", "done"])
     answer = await create(setup, tools=TOOLS)
@@ -187,6 +204,9 @@ async def test_images_must_be_data_urls(make_gateway):
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"tools": [{"type": "web_search"}]}, "web_search"),
         ({"tools": [{"type": "function"}]}, r"tools\[0\].name"),
+        ({"tools": [{"type": "namespace", "tools": TOOLS}]}, r"tools\[0\].name"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": 7}]}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [3]}]}, r"tools\[0\].tools\[0\]"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "exec"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),

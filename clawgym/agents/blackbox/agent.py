@@ -2,6 +2,9 @@
 
 Invariants: the transcript of an episode comes from the gateway's records, never from what the program reports. The
 program's session opens when the episode begins and accepts no call after the program's work is done.
+
+In a dialogue, the user gets the last reply of the model, and answers with the next message to the program. A system
+prompt of the task, and what was said before, begin the first message. Tools are called only while the program works.
 """
 
 from __future__ import annotations
@@ -11,20 +14,22 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from clawgym.agents._dialogue import Conversation
 from clawgym.agents.blackbox.protocol import Claw, ClawStopped
 from clawgym.agents.blackbox.sandboxes import BootedSandbox, SandboxSource, WarmSandboxes
-from clawgym.agents.blackbox.transcript import steps_of
+from clawgym.agents.blackbox.transcript import steps_of, with_executed
 from clawgym.agents.protocol import AgentArtifacts, AgentContext, AgentReport
 from clawgym.engines.protocol import Checkable, Sampling, TextEngine, TokenEngine
 from clawgym.errors import BudgetExceeded, EngineError, InfraError, SandboxDied, SandboxError
-from clawgym.gateway.calls import Refusal
+from clawgym.gateway.calls import Refusal, text_of
 from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
+from clawgym.gateway.tool_server import OfferedTools
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Usage
 from clawgym.sandbox.protocol import Backend, Sandbox, SandboxSpec
@@ -41,6 +46,14 @@ class _Episode:
     """The state of one episode, from the creation of its sandbox to the end of its session."""
 
     booted: BootedSandbox
+    offered: OfferedTools | None = None
+    asked: set[str] = field(default_factory=set)
+    turns: int = 0
+    """Turns that are in the transcript."""
+    executed: int = 0
+    """Calls of the task's tools that are in the transcript."""
+    reply: str = ""
+    """The last reply of the model in the transcript."""
     opened: bool = False
     usage: Usage = field(default_factory=Usage)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -86,6 +99,7 @@ class BlackBoxAgent:
         self.name = claw.name
         self.version = claw.version
         self.claw = claw
+        self.takes_tools: bool = getattr(claw, "takes_tools", False)
         sandboxes = WarmSandboxes(
             claw,
             spare=cores if spare is None else spare,
@@ -104,9 +118,9 @@ class BlackBoxAgent:
 
     # -- sandboxes
 
-    async def open_sandbox(self, backend: Backend, spec: SandboxSpec) -> Sandbox:
+    async def open_sandbox(self, backend: Backend, spec: SandboxSpec, *, tools: bool = False) -> Sandbox:
         """See :class:`~clawgym.agents.protocol.ResidentAgent`."""
-        booted = await self.sandboxes.take(backend, spec, await self._running_gateway())
+        booted = await self.sandboxes.take(backend, spec, await self._running_gateway(), tools=tools)
         self._episodes[booted.sandbox.id] = _Episode(booted)
         return booted.sandbox
 
@@ -133,26 +147,42 @@ class BlackBoxAgent:
     # -- episodes
 
     async def run(self, context: AgentContext) -> AgentReport:
-        """Send the instruction, then the follow-ups.
+        """Send the instruction, then the follow-ups. In a dialogue, send what the user says, until the user ends it.
 
         Raises:
-            EngineError, InfraError: the engine or the gateway failed.
+            EngineError, InfraError: the engine, the gateway, the user or a tool of the task failed.
         """
         episode = self._episodes[context.sandbox.id]
         await self._open_session(context, episode)
         try:
             answer = ""
-            for message in (context.task.instruction, *self._follow_ups):
+            follow_ups = iter(self._follow_ups)
+            conversation = Conversation(context) if context.task.dialogue is not None else None
+            message: str | None = context.task.instruction
+            if conversation is not None:
+                message = _first_message(await conversation.open())
+            while message is not None:
+                episode.asked.add(message.strip())
                 try:
-                    answer = await episode.booted.running.ask(message)
+                    with _accepting(episode, conversation):
+                        answer = await episode.booted.running.ask(message)
                 except SandboxDied:
                     raise
                 except (ClawStopped, SandboxError) as error:  # code in the sandbox can cause either
                     _log.info("%s: %s", context.task.id, error)
                     cause = error.cause if isinstance(error, ClawStopped) else "agent-stopped"
                     return await self._failed(episode) or AgentReport("error", cause, answer)
-                if report := await self._failed(episode):
-                    return replace(report, final_message=answer)
+                failed = await self._failed(episode)
+                if episode.offered is not None:
+                    await self._record(context, episode)
+                    answer = episode.reply
+                if failed is not None:
+                    return replace(failed, final_message=answer)
+                if conversation is None:
+                    message = next(follow_ups, None)
+                else:
+                    said: list[dict[str, Any]] = []
+                    message = said[-1]["content"] if await conversation.say(answer, said) else None
             return AgentReport(final_message=answer)
         finally:
             await asyncio.shield(asyncio.ensure_future(self._collect(context, episode)))
@@ -170,18 +200,24 @@ class BlackBoxAgent:
             agent=f"{self.name} {self.version}",
             most_turns=context.task.limits.max_steps,
         )
+        if context.task.brings_tools:
+            episode.offered = OfferedTools(context.tools)
+            episode.offered.accepting = False
+            episode.booted.gateway.offered[episode.booted.opened.id] = episode.offered
         await episode.booted.gateway.open_session(request, reserved=episode.booted.opened)
         episode.opened = True
 
     async def _failed(self, episode: _Episode) -> AgentReport | None:
-        """Return how the episode ends if the last model call failed, or ``None`` if it did not.
+        """Return how the episode ends if the last model call or the task's tools failed, or ``None`` if neither did.
 
         Programs often hide such failures behind an ordinary answer. A failure that the content of a request can cause
         is the agent's own.
 
         Raises:
-            EngineError, InfraError: the engine or the gateway failed.
+            EngineError, InfraError, SandboxDied: the engine, the gateway or a tool's sandbox failed.
         """
+        if episode.offered is not None and episode.offered.failure is not None:
+            raise episode.offered.failure
         session = await episode.booted.gateway.sessions.get(episode.booted.opened.id)
         failure = None if session is None else session.failure
         match failure:
@@ -204,13 +240,25 @@ class BlackBoxAgent:
         await booted.gateway.stop_session(booted.opened.id)
         if (session := await booted.gateway.sessions.get(booted.opened.id)) is not None:
             episode.usage = session.usage
-        turns = await booted.gateway.in_pool(lambda pool: pool.turns(booted.opened.id))
-        for turn in turns:
-            context.record_turn(turn)
-        for step in steps_of(turns, context.task.instruction):
-            context.record(step)
+        await self._record(context, episode)
         with contextlib.suppress(SandboxError):  # the sandbox has ended, or its files cannot be read
             episode.files.update(await booted.running.files())
+
+    async def _record(self, context: AgentContext, episode: _Episode) -> None:
+        """Record the turns and executed calls that are not recorded yet."""
+        booted, offered, first = episode.booted, episode.offered, episode.turns
+        turns = (await booted.gateway.in_pool(lambda pool: pool.turns(booted.opened.id)))[first:]
+        for turn in turns:
+            context.record_turn(turn)
+        asked = None if context.task.dialogue is None else episode.asked
+        steps = list(steps_of(turns, context.task.instruction, asked=asked))
+        if offered is not None:
+            steps = with_executed(steps, first, offered.executed[episode.executed :])
+            episode.executed = len(offered.executed)
+        for step in steps:
+            context.record(step)
+        episode.turns += len(turns)
+        episode.reply = next((text_of(turn.reply) for turn in reversed(turns) if turn.role == "main"), "")
 
     # -- resources
 
@@ -246,3 +294,25 @@ class BlackBoxAgent:
             await self._owned.aclose()
         if self._own_engine is not None:
             await self._own_engine.aclose()
+
+
+@contextlib.contextmanager
+def _accepting(episode: _Episode, conversation: Conversation | None) -> Iterator[None]:
+    """Let the program call the tools of the task that are offered now."""
+    offered = episode.offered
+    if offered is None:
+        yield
+        return
+    offered.withheld = conversation.withheld if conversation is not None else ()
+    offered.accepting = True
+    try:
+        yield
+    finally:
+        offered.accepting = False
+
+
+def _first_message(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The first messages of a dialogue as one, since a program has a system prompt of its own."""
+    said = {"assistant": "You have said: ", "user": "The user has said: "}
+    before = [said.get(message["role"], "") + message["content"] for message in messages[:-1]]
+    return "\n\n".join([*before, messages[-1]["content"]])

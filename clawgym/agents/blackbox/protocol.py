@@ -41,6 +41,9 @@ class ModelLink:
     """Token limit of one reply."""
     socket_path: str | None = None
     """In a sandbox without a network (``chroot``): the unix socket that the gateway listens on."""
+    tools_url: str | None = None
+    """The MCP server (streamable HTTP) with the tools of the task, if it brings any and the program is an MCP client.
+    The key is :attr:`api_key`, as a bearer token."""
 
 
 class Running(Protocol):
@@ -94,6 +97,9 @@ class Claw(Protocol):
 
             def identity(self):
                 return {"program_sha256": PROGRAM_SHA256}
+
+    An adapter whose program is an MCP client sets ``takes_tools = True``, and connects the program to
+    :attr:`ModelLink.tools_url`. It then works on tasks that bring tools of their own.
     """
 
     name: str

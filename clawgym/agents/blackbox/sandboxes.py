@@ -60,8 +60,13 @@ class BootedSandbox:
 class SandboxSource(Protocol):
     """Makes the sandboxes of a black-box agent."""
 
-    async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> BootedSandbox:
-        """Return a sandbox for one episode; the caller closes it. Raises as :meth:`Backend.create` does."""
+    async def take(
+        self, backend: Backend, spec: SandboxSpec, gateway: Gateway, *, tools: bool = False
+    ) -> BootedSandbox:
+        """Return a sandbox for one episode; the caller closes it. Raises as :meth:`Backend.create` does.
+
+        ``tools``: the program is connected to the tools of the task (:attr:`ModelLink.tools_url`).
+        """
         ...
 
     async def aclose(self) -> None:
@@ -103,11 +108,13 @@ class WarmSandboxes:
         """Number of sandboxes that are ready."""
         return sum(len(kind.ready) for kind in self._kinds.values())
 
-    async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> BootedSandbox:
-        """Return a sandbox for one episode; the caller closes it. Raises as :meth:`Backend.create` does."""
+    async def take(
+        self, backend: Backend, spec: SandboxSpec, gateway: Gateway, *, tools: bool = False
+    ) -> BootedSandbox:
+        """See :class:`SandboxSource`."""
         if self._closed:
             raise _closed()
-        kind = self._kind(backend, spec, gateway)
+        kind = self._kind(backend, spec, gateway, tools)
         kind.requested += 1
         while kind.ready:
             booted = kind.ready.popleft()
@@ -143,12 +150,12 @@ class WarmSandboxes:
         self._kinds.clear()
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    def _kind(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> _Kind:
+    def _kind(self, backend: Backend, spec: SandboxSpec, gateway: Gateway, tools: bool) -> _Kind:
         mounts = tuple(sorted((target, str(folder)) for target, folder in spec.mounts.items()))
-        key = (id(backend), spec.image, spec.limits, tuple(sorted(spec.env.items())), spec.workdir, mounts)
+        key = (id(backend), spec.image, spec.limits, tuple(sorted(spec.env.items())), spec.workdir, mounts, tools)
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = _Kind(lambda: self._boot(backend, spec, gateway))
+            kind = self._kinds[key] = _Kind(lambda: self._boot(backend, spec, gateway, tools))
         self._kinds.move_to_end(key)
         for other in self._kinds.values():  # spares of other kinds make room
             while other is not kind and other.ready:
@@ -192,7 +199,7 @@ class WarmSandboxes:
         else:
             kind.ready.append(booted)
 
-    async def _boot(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> BootedSandbox:
+    async def _boot(self, backend: Backend, spec: SandboxSpec, gateway: Gateway, tools: bool) -> BootedSandbox:
         try:
             sandbox = await backend.create(self._claw.spec(spec))
         except SandboxUnavailable:
@@ -209,13 +216,15 @@ class WarmSandboxes:
                 address = await gateway.listen(sock=sock, connections=_CONNECTIONS)
                 undo.push_async_callback(gateway.unlisten, address)
                 opened = reserve_session()
+                root = f"http://127.0.0.1:{PORT}/s/{opened.id}"
                 link = ModelLink(
-                    base_url=f"http://127.0.0.1:{PORT}/s/{opened.id}/v1",
+                    base_url=f"{root}/v1",
                     api_key=opened.secret,
                     model=gateway.model,
                     context_window=getattr(gateway.engine, "context_window", 128_000),
                     max_tokens=self._max_tokens,
                     socket_path=unix,
+                    tools_url=f"{root}/mcp" if tools else None,
                 )
                 running = await self._claw.start(sandbox, link)
             except SandboxDied as error:

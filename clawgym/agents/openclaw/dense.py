@@ -84,7 +84,9 @@ class DenseOpenClaw(OpenClaw):
         self._processes: dict[Hashable, _Process] = {}
         self._starting = asyncio.Lock()
 
-    async def take(self, backend: Backend, spec: SandboxSpec, gateway: Gateway) -> BootedSandbox:
+    async def take(
+        self, backend: Backend, spec: SandboxSpec, gateway: Gateway, *, tools: bool = False
+    ) -> BootedSandbox:
         """Return a sandbox for one episode, with an agent of the shared process that works in it.
 
         Raises:

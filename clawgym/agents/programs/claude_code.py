@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from clawgym.agents.blackbox.protocol import ModelLink
-from clawgym.agents.programs.command import HOME, CommandClaw, Needs, RunningCommand
+from clawgym.agents.programs.command import HOME, TOOL_SECONDS, CommandClaw, Needs, RunningCommand, bearer
 from clawgym.registry import agents
 
 __all__ = ["ClaudeCode"]
+
+
+_TOOLS = {
+    "ENABLE_TOOL_SEARCH": "false",  # tools are in the prompt from the first call on
+    "MCP_CONNECTION_NONBLOCKING": "0",
+    "MCP_TOOL_TIMEOUT": str(TOOL_SECONDS * 1000),
+}
 
 
 @agents.register("claude-code")
@@ -17,16 +24,22 @@ class ClaudeCode(CommandClaw):
     """Claude Code in its print mode, with all permissions, since the sandbox is its own."""
 
     name = "claude-code"
+    takes_tools = True
     needs = Needs(memory_mb=1536, pids=96)
     history = f"{HOME}/.claude/projects"
 
     def files(self, link: ModelLink) -> Mapping[str, Any]:
         """See :class:`CommandClaw`."""
-        return {f"{HOME}/.claude.json": {"hasCompletedOnboarding": True, "autoUpdates": False}}
+        settings: dict[str, Any] = {"hasCompletedOnboarding": True, "autoUpdates": False}
+        if link.tools_url is not None:
+            settings["mcpServers"] = {"task": {"type": "http", "url": link.tools_url, "headers": bearer(link)}}
+        return {f"{HOME}/.claude.json": settings}
 
     def environment(self, link: ModelLink) -> Mapping[str, str]:
         """See :class:`CommandClaw`."""
+        tools = {} if link.tools_url is None else _TOOLS
         return {
+            **tools,
             "ANTHROPIC_BASE_URL": link.base_url.removesuffix("/v1"),
             "ANTHROPIC_AUTH_TOKEN": link.api_key,
             "ANTHROPIC_MODEL": link.model,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clawgym.agents.blackbox.protocol import ModelLink
-from clawgym.agents.programs.command import HOME, CommandClaw, Needs, RunningCommand
+from clawgym.agents.programs.command import HOME, TOOL_SECONDS, CommandClaw, Needs, RunningCommand
 from clawgym.registry import agents
 
 __all__ = ["Codex"]
@@ -34,11 +34,22 @@ multi_agent = false  # its tools are in a namespace, which chat templates do not
 """
 
 
+_TOOLS = """
+[mcp_servers.task]
+url = {url}
+bearer_token_env_var = "CLAWGYM_KEY"
+startup_timeout_sec = 60
+tool_timeout_sec = {seconds}
+required = true
+"""
+
+
 @agents.register("codex")
 class Codex(CommandClaw):
     """Codex CLI in its non-interactive mode, without its own sandbox, since it has one of ours."""
 
     name = "codex"
+    takes_tools = True
     needs = Needs(memory_mb=768)
     history = f"{HOME}/.codex/sessions"
 
@@ -47,6 +58,8 @@ class Codex(CommandClaw):
         text = _CONFIG.format(
             model=json.dumps(link.model), base_url=json.dumps(link.base_url), window=link.context_window
         )
+        if link.tools_url is not None:
+            text += _TOOLS.format(url=json.dumps(link.tools_url), seconds=TOOL_SECONDS)
         return {f"{HOME}/.codex/config.toml": text.lstrip()}
 
     def environment(self, link: ModelLink) -> Mapping[str, str]:

@@ -19,9 +19,11 @@ from clawgym.errors import AgentError, SandboxError
 from clawgym.records import TaskFile
 from clawgym.sandbox.protocol import Sandbox, SandboxSpec
 
-__all__ = ["HOME", "CommandClaw", "Needs", "RunningCommand", "RunningProgram"]
+__all__ = ["HOME", "TOOL_SECONDS", "CommandClaw", "Needs", "RunningCommand", "RunningProgram", "bearer"]
 
 HOME = "/root"
+TOOL_SECONDS = 86400
+"""How long programs wait for a tool of the task, whose own limit is shorter."""
 _FOREVER = 7 * 86400.0
 _LARGEST_ANSWER = 2**20
 _LARGEST_FILE = 32 * 2**20
@@ -52,6 +54,9 @@ class CommandClaw:
     """
 
     name: str
+    takes_tools = False
+    """Whether the program is an MCP client, whose configuration names the server ``task`` of
+    :attr:`ModelLink.tools_url`, if there is one."""
     needs = Needs()
     history: str | None = None
     """A file or folder of the program's own records, absolute."""
@@ -108,6 +113,11 @@ class CommandClaw:
         config = [dict(self.files(link)), dict(self.environment(link)), calls]
         digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
         return {**self.installation.identity(), "config_sha256": digest}
+
+
+def bearer(link: ModelLink) -> dict[str, str]:
+    """Return the header with the key of the gateway."""
+    return {"Authorization": f"Bearer {link.api_key}"}
 
 
 def _content(body: Any) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clawgym.agents.blackbox.protocol import ModelLink
-from clawgym.agents.programs.command import HOME, CommandClaw, Needs, RunningCommand
+from clawgym.agents.programs.command import HOME, TOOL_SECONDS, CommandClaw, Needs, RunningCommand, bearer
 from clawgym.registry import agents
 
 __all__ = ["OpenCode"]
@@ -17,6 +17,7 @@ class OpenCode(CommandClaw):
     """OpenCode in its non-interactive mode, with all permissions, since the sandbox is its own."""
 
     name = "opencode"
+    takes_tools = True
     needs = Needs(memory_mb=1024, pids=96)
     history = f"{HOME}/.local/share/opencode"
 
@@ -29,7 +30,7 @@ class OpenCode(CommandClaw):
             "options": {"baseURL": link.base_url, "apiKey": link.api_key},
             "models": {link.model: model},
         }
-        settings = {
+        settings: dict[str, Any] = {
             "provider": {"clawgym": provider},
             "model": f"clawgym/{link.model}",
             "small_model": f"clawgym/{link.model}",
@@ -39,6 +40,9 @@ class OpenCode(CommandClaw):
             "agent": {"title": {"disable": True}},  # a model call of its own
             "permission": "allow",
         }
+        if link.tools_url is not None:
+            about = {"type": "remote", "url": link.tools_url, "headers": bearer(link), "oauth": False}
+            settings["mcp"] = {"task": {**about, "timeout": TOOL_SECONDS * 1000}}
         return {f"{HOME}/.config/opencode/opencode.json": settings}
 
     def environment(self, link: ModelLink) -> Mapping[str, str]:

@@ -2,6 +2,8 @@
 
 Responses are not stored: a request must have the whole conversation as ``input``, and ``previous_response_id`` is
 refused. Reasoning is sent unencrypted, as ``reasoning_text``.
+
+Chat templates have no namespaces of tools: the model sees the function ``f`` of the namespace ``n`` as ``n__f``.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ _STORED = {
     "conversation": "send the whole conversation as 'input'",
     "prompt": "send its text as 'instructions'",
 }
+_Spaces = Mapping[str, tuple[str, str]]
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -61,7 +64,7 @@ class ResponsesDialect:
         effort = request_field(body, "reasoning", dict, {}).get("effort")
         return ChatCall(
             messages=canonical_messages(raw, images),
-            tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(request_field(body, "tools", list, []))],
+            tools=_tools(request_field(body, "tools", list, [])),
             tool_choice=_tool_choice(request_field(body, "tool_choice", (str, dict), "auto")),
             parallel_tool_calls=request_field(body, "parallel_tool_calls", bool, True),
             response_format=_format(request_field(body, "text", dict, {}).get("format")),
@@ -81,7 +84,7 @@ class ResponsesDialect:
         """Return the response as one JSON body."""
         blocks = Blocks()
         last = await blocks.take_all(deltas)
-        return _response(call, body, int(time.time()), blocks, last)
+        return _response(call, body, int(time.time()), blocks, last, _spaces(body))
 
     async def events(
         self, deltas: AsyncIterator[Delta], call: ChatCall, body: Mapping[str, Any]
@@ -89,6 +92,7 @@ class ResponsesDialect:
         """Yield the response as server-sent events, for each delta as soon as it arrives."""
         created = int(time.time())
         blocks = Blocks()
+        spaces = _spaces(body)
         number = 0
 
         def numbered(kind: str, fields: Mapping[str, Any]) -> bytes:
@@ -100,13 +104,13 @@ class ResponsesDialect:
         async for delta in deltas:
             out = b""
             if not number:
-                initial = {"response": _response(call, body, created, Blocks(), None)}
+                initial = {"response": _response(call, body, created, Blocks(), None, spaces)}
                 out = numbered("response.created", initial) + numbered("response.in_progress", initial)
             changes = [*blocks.take(delta), *(blocks.end() if delta.finish_reason is not None else ())]
             for change in changes:
-                out += b"".join(numbered(kind, fields) for kind, fields in _events_of(change, call, delta))
+                out += b"".join(numbered(kind, fields) for kind, fields in _events_of(change, call, delta, spaces))
             if delta.finish_reason is not None:
-                response = _response(call, body, created, blocks, delta)
+                response = _response(call, body, created, blocks, delta, spaces)
                 out += numbered(f"response.{response['status']}", {"response": response})
             yield out
 
@@ -158,7 +162,9 @@ def _item(item: Any, where: str, messages: list[dict[str, Any]]) -> None:
             thoughts = item.get("content") or item.get("summary") or []
             reply["reasoning_content"] = reply.get("reasoning_content", "") + _plain(thoughts, f"{where}.content")
         case "function_call":
-            function = {"name": _string(item, "name", where), "arguments": _string(item, "arguments", where)}
+            name = _string(item, "name", where)
+            name = _joined(_string(item, "namespace", where), name) if item.get("namespace") is not None else name
+            function = {"name": name, "arguments": _string(item, "arguments", where)}
             call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
             _reply(messages)["tool_calls"].append(call)
         case "function_call_output":
@@ -222,6 +228,35 @@ def _string(item: Mapping[str, Any], name: str, where: str) -> str:
     return value
 
 
+def _tools(raw: list[Any]) -> list[dict[str, Any]]:
+    """Convert tools and those of namespaces to chat functions."""
+    tools: list[dict[str, Any]] = []
+    for n, tool in enumerate(raw):
+        if isinstance(tool, dict) and tool.get("type") == "namespace":
+            space = _string(tool, "name", f"tools[{n}]")
+            for k, inner in enumerate(request_field(tool, "tools", list, [])):
+                made = _tool(inner, f"tools[{n}].tools[{k}]")
+                made["function"]["name"] = _joined(space, made["function"]["name"])
+                tools.append(made)
+        else:
+            tools.append(_tool(tool, f"tools[{n}]"))
+    return tools
+
+
+def _joined(space: str, name: str) -> str:
+    return f"{space.rstrip('_')}__{name}"
+
+
+def _spaces(body: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the namespace and the name in it of each function in a namespace, by the name that the model sees."""
+    spaces = [tool for tool in body.get("tools") or () if tool["type"] == "namespace"]
+    return {
+        _joined(space["name"], tool["name"]): (space["name"], tool["name"])
+        for space in spaces
+        for tool in space.get("tools") or ()
+    }
+
+
 def _tool(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
@@ -252,7 +287,7 @@ def _format(wanted: Any) -> dict[str, Any] | None:
 
 
 def _response(
-    call: ChatCall, body: Mapping[str, Any], created: int, blocks: Blocks, last: Delta | None
+    call: ChatCall, body: Mapping[str, Any], created: int, blocks: Blocks, last: Delta | None, spaces: _Spaces
 ) -> dict[str, Any]:
     """Return the response object; without ``last`` delta it is in progress."""
     why = _INCOMPLETE.get(last.finish_reason or "") if last else None
@@ -263,7 +298,9 @@ def _response(
         "created_at": created,
         "status": status,
         "model": call.model,
-        "output": [_output(block, call, status if block is blocks.all[-1] else "completed") for block in blocks.all],
+        "output": [
+            _output(block, call, status if block is blocks.all[-1] else "completed", spaces) for block in blocks.all
+        ],
         "error": None,
         "incomplete_details": {"reason": why} if why else None,
         "instructions": body.get("instructions"),
@@ -306,13 +343,15 @@ def _content_part(block: Block, text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _output(block: Block, call: ChatCall, status: str) -> dict[str, Any]:
+def _output(block: Block, call: ChatCall, status: str, spaces: _Spaces) -> dict[str, Any]:
     """Return ``block`` as an output item; one in progress has no content."""
     item_id = _item_id(block, call)
     initial = status == "in_progress"
     if block.kind == "call":
         arguments = "" if initial else block.text
-        about = {"call_id": block.call_id, "name": block.name, "arguments": arguments}
+        space, name = spaces.get(block.name, (None, block.name))
+        about = {"call_id": block.call_id, "name": name, "arguments": arguments}
+        about |= {} if space is None else {"namespace": space}
         return {"type": "function_call", "id": item_id, **about, "status": status}
     content = [] if initial else [_content_part(block, block.text)]
     if block.kind == "reasoning":
@@ -320,13 +359,15 @@ def _output(block: Block, call: ChatCall, status: str) -> dict[str, Any]:
     return {"type": "message", "id": item_id, "role": "assistant", "content": content, "status": status}
 
 
-def _events_of(change: BlockChange, call: ChatCall, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
+def _events_of(
+    change: BlockChange, call: ChatCall, delta: Delta, spaces: _Spaces
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the events for a change, as type and fields."""
     block = change.block
     place = {"output_index": block.index}
     inside = {**place, "item_id": _item_id(block, call)}
     if change.what == "begin":
-        yield "response.output_item.added", {**place, "item": _output(block, call, "in_progress")}
+        yield "response.output_item.added", {**place, "item": _output(block, call, "in_progress", spaces)}
         if block.kind != "call":
             yield "response.content_part.added", {**inside, "content_index": 0, "part": _content_part(block, "")}
         return
@@ -338,12 +379,15 @@ def _events_of(change: BlockChange, call: ChatCall, delta: Delta) -> Iterator[tu
     if change.what == "add":
         yield f"{kind}.delta", {**inside, **more, "delta": change.piece}
         return
-    text = block.text
+    text, named = block.text, spaces.get(block.name, ("", block.name))[1]
     yield (
         f"{kind}.done",
-        {**inside, **more, **({"arguments": text, "name": block.name} if block.kind == "call" else {"text": text})},
+        {**inside, **more, **({"arguments": text, "name": named} if block.kind == "call" else {"text": text})},
     )
     if block.kind != "call":
         yield "response.content_part.done", {**inside, "content_index": 0, "part": _content_part(block, text)}
     cut = _INCOMPLETE.get(delta.finish_reason or "") is not None
-    yield "response.output_item.done", {**place, "item": _output(block, call, "incomplete" if cut else "completed")}
+    yield (
+        "response.output_item.done",
+        {**place, "item": _output(block, call, "incomplete" if cut else "completed", spaces)},
+    )

@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.agents.blackbox.transcript import steps_of
-from clawgym.records import Step, Turn
+from clawgym.agents.blackbox.transcript import steps_of, with_executed
+from clawgym.gateway.tool_server import ExecutedCall
+from clawgym.records import EXECUTED, Observation, Step, ToolCall, Turn, executed_step
 
 TASK = "Write 42 into out.txt."
 
@@ -117,6 +118,47 @@ MESSAGES = (
 REPLIES = st.builds(reply, TEXTS | st.none()) | st.builds(
     reply, TEXTS | st.none(), st.tuples(IDS, TEXTS, TEXTS | st.just('{"command": "ls"}'))
 )
+
+
+def executed(name: str, turns: int, content: str | None = "ok", /, **arguments: Any) -> ExecutedCall:
+    seen = None if content is None else Observation(content)
+    return ExecutedCall(ToolCall(f"task_{name}{turns}", name, arguments), turns, seen)
+
+
+def test_executed_calls_belong_to_the_turn_that_wrote_them() -> None:
+    """By name without the program's prefix, and by arguments without the program's own; also before it is stored."""
+    one = ("c1", "mcp__task__add", '{"a": 1, "risk": "LOW"}'), ("c2", "Bash", '{"command": "ls"}')
+    turns = [
+        turn(user(TASK), reply=reply("", *one)),
+        turn(result("c1", "1"), reply=reply("", ("c3", "mcp__task__add", '{"a": 1}')), parent=0),
+        turn(result("c3", "1"), reply=reply("Done."), parent=1),
+    ]
+    made = [executed("add", 0, a=1), executed("add", 2, a=1.0), executed("add", 2, None, a=1), executed("rm", 3)]
+    steps = with_executed(list(steps_of(turns, TASK)), 0, made)
+    calls = [[(c["name"], c["sampled"], c["content"]) for c in step.extra[EXECUTED]] for step in steps]
+    assert calls == [[("add", True, "ok")], [("add", True, "ok")], [("add", False, None), ("rm", False, "ok")]]
+    assert [len(step.tool_calls) for step in steps] == [2, 1, 0]
+    seen = [executed_step(step) for step in steps]
+    assert [[c.name for c in step.tool_calls] for step in seen] == [["add"], ["add"], ["add", "rm"]]
+    assert [len(step.observations) for step in seen] == [1, 1, 1]
+
+
+def test_calls_of_a_later_message_are_not_given_to_an_earlier_turn() -> None:
+    turns = [turn(user("And?"), reply=reply("", ("c1", "task_add", "{}")))]
+    (step,) = with_executed(list(steps_of(turns, TASK, asked={"And?"})), 4, [executed("add", 5), executed("add", 4)])
+    assert [call["sampled"] for call in step.extra[EXECUTED]] == [True, False]
+    assert with_executed([], 0, []) == []
+    (alone,) = with_executed([], 0, [executed("add", 0)])
+    assert (alone.source, alone.extra[EXECUTED][0]["sampled"]) == ("agent", False)
+
+
+def test_messages_that_a_program_adds_to_a_dialogue_are_of_the_system() -> None:
+    turns = [
+        turn(user("Hello."), user("<reminder>"), reply=reply("Hi.")),
+        turn(user("Yes."), user("<reminder>"), reply=reply("Done."), parent=0),
+    ]
+    steps = list(steps_of(turns, TASK, asked={"Hello.", "Yes."}))
+    assert said(steps) == [("system", "<reminder>"), ("agent", "Hi."), ("agent", "Done.")]
 
 
 @st.composite

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from typing import Any
 
@@ -12,11 +13,11 @@ import clawgym
 from clawgym.agents.blackbox import BlackBoxAgent, ModelLink
 from clawgym.agents.programs.install import installed
 from clawgym.agents.programs.releases import RELEASES
-from clawgym.errors import AgentError
+from clawgym.errors import AgentError, ClawGymError
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool, sequences_of
 from clawgym.pool.check import check, trace_of
-from clawgym.records import Outcome
+from clawgym.records import EXECUTED, Outcome
 from clawgym.registry import agents
 from clawgym.sandbox import SandboxSpec
 
@@ -123,3 +124,70 @@ def test_identity_names_versions_and_no_secrets(program: str) -> None:
     assert identity[program] == claw.version
     assert identity["installation_sha256"] == claw.installation.digest
     assert claw.installation.folder.as_posix() not in str(identity)
+
+
+async def test_task_that_brings_tools(program: str, backend: Any, model_folder: Any, tmp_path: Any) -> None:
+    """MCP clients solve it with the task's tools: one training sequence with exact tokens. Others are refused."""
+    task = next(t for t in clawgym.load("toolcall-basic").tasks if t.id.startswith("bank-transfer"))
+    episode = await play(program, task, backend, model_folder, tmp_path)
+    if episode is None:
+        return
+    solution = json.loads(task.solution[0].read())[:-1]
+    assert episode.outcome is Outcome.SOLVED, (episode.cause, episode.error)
+    assert check("e", trace_of(episode.turns)).status == "exact"
+    assert len(sequences_of(episode.turns)) == 1
+    executed = [call for step in episode.steps for call in step.extra.get(EXECUTED, ())]
+    assert [(c["name"], c["arguments"]) for c in executed] == [(c["name"], c["arguments"]) for c in solution]
+    assert all(call["sampled"] and not call["content"].startswith("[error") for call in executed)
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("BFCL", "parallel_0"), ("BFCL", "multi_turn_base_0"), ("tau2-bench", "retail-0")]
+)
+async def test_dialogue_of_a_published_set(
+    program: str, name: str, start: str, backend: Any, model_folder: Any, tmp_path: Any, monkeypatch: Any
+) -> None:
+    """The user's answers are messages of one conversation, and the set's own checks accept the calls."""
+    monkeypatch.setenv("CLAWGYM_USER_MODEL", "script")
+    try:
+        tasks = clawgym.load(name).tasks
+    except ClawGymError as error:
+        pytest.skip(str(error))
+    task = next(task for task in tasks if task.id == start)
+    episode = await play(program, task, backend, model_folder, tmp_path)
+    if episode is not None:
+        assert episode.outcome is Outcome.SOLVED, (episode.cause, episode.error)
+        assert check("e", trace_of(episode.turns)).status == "exact"
+
+
+async def play(program: str, task: Any, backend: Any, model_folder: Any, tmp_path: Any) -> Any:
+    """The episode of ``program`` whose model makes the calls of the task's solution; None if the program is refused."""
+    solution = json.loads(task.solution[0].read())
+    extra = {"summary": "work", "security_risk": "LOW"} if program == "openhands" else {}
+
+    def called(prompt: str, call: Any) -> str:
+        found = re.findall(rf'"name": ?"([\w-]*?{call["name"]})"', prompt)
+        assert found, call
+        name = next((one for one in found if "task_" in one), found[0])  # not the program's own, such as grep
+        return bench.call_of(name, {**call["arguments"], **extra})
+
+    def say(prompt: str, n: int) -> str:
+        if task.limits.max_steps == 1:
+            return "\n".join(called(prompt, call) for call in solution[:-1])
+        if solution[n]["name"] == "submit":
+            return solution[n].get("arguments", {}).get("message") or "Done."
+        return called(prompt, solution[n])
+
+    script = bench.Script(program, [task])
+    script.say = say
+    with Pool(tmp_path / "pool.db") as pool:
+        async with Gateway(bench.ScriptedModel(model_folder, script), pool) as gateway:
+            agent = BlackBoxAgent(agents.make(program), gateway=gateway, spare=0)
+            try:
+                if agent.takes_tools:
+                    return await episode_of(task, agent, backend)
+                with pytest.raises(AgentError, match="brings others"):
+                    await episode_of(task, agent, backend)
+                return None
+            finally:
+                await agent.aclose()
