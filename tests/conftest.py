@@ -179,6 +179,7 @@ SLOW_MACHINE = (
     "tasks/test_desktops.py",
     "tasks/test_math_rows.py",
     "tasks/test_osworld.py",
+    "tasks/test_osworld_programs.py",
     "tasks/worlds/test_sites.py",
     "tasks/curation/test_web.py",
     "test_docs.py",
