@@ -5,10 +5,10 @@
 Without names, all that are installed (`clawgym agents install NAME`). The model is a token engine that looks around,
 runs the task's reference solution with the agent's own tool, and says that it is done; so what is measured is the agent
 and the gateway. ``--lies`` shows what an agent does with a model that sends bad JSON, calls unknown tools, says
-nothing, or never stops. ``--board`` compares agents by the score of one model: the
-script; a careless script, of which a fifth of the replies are lies, the same for all agents, and the right one follows
-if the agent asks again; and smollm2-135m, which samples its replies. ``--sets`` runs the first tasks of other task sets
-that are supported here, with their reference solution where they have one, and counts the graded episodes.
+nothing, or never stops. ``--board`` compares agents by the score of one model: the script; a careless script, of which
+a fifth of the replies are lies, the same for all agents, and the right one follows if the agent asks again; and
+smollm2-135m, which samples its replies. ``--sets`` runs the first tasks of other task sets that are supported here,
+with their reference solution where they have one, and counts the graded episodes.
 
 Tokens of the system prompt are those of smollm2-135m's tokenizer. Memory is the highest PSS of the program's own
 processes. Seconds are of this machine, with whatever else it does.
@@ -21,7 +21,6 @@ import asyncio
 import base64
 import contextlib
 import io
-import itertools
 import json
 import os
 import random
@@ -31,7 +30,7 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -384,18 +383,18 @@ async def played(name: str, tasks: list[Task], folder: Path, backend: Backend) -
 
 async def matrix(names: list[str], sets: list[str], count: int, folder: Path, backend: Backend) -> None:
     """Print which agents ran which task sets."""
-    tasks = {name: list(itertools.islice(supported(name), count)) for name in sets}
+    tasks = {name: supported(name)[:count] for name in sets}
     print("| agent | " + " | ".join(sets) + " |\n|---|" + "---|" * len(sets))
     for name in names:
         cells = [await played(name, tasks[of], folder, backend) for of in sets]
         print(f"| `{name}` | " + " | ".join(cells) + " |", flush=True)
 
 
-def supported(name: str) -> Iterator[Task]:
+def supported(name: str) -> list[Task]:
     """The tasks of a set that run on this machine without a judge, those with a reference solution first."""
     found = clawgym.load(name).tasks
     tasks = [task for task in found if task.unsupported is None and not task.brings_tools and not task.verifier.grader]
-    return iter(sorted(tasks, key=lambda task: not task.solution))
+    return sorted(tasks, key=lambda task: not task.solution)
 
 
 def before_task(prompt: str, tasks: Mapping[str, list[Task]]) -> str:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clawgym.records import DEFAULT_WORKSPACE
+from clawgym.errors import TaskSetNotFound
+from clawgym.records import DEFAULT_WORKSPACE, TaskSet
+from clawgym.tasks import load
 from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 
 Maker = Callable[..., Path]
+
+
+def published_clone(name: str, repository: str) -> TaskSet:
+    """The published set ``name`` in a clone of ``repository``, which ``CLAWGYM_DATA`` may hold; skips without one."""
+    if not os.environ.get("CLAWGYM_DATA"):
+        pytest.skip(f"CLAWGYM_DATA is not set: it may hold a clone of {repository} called {name.lower()}")
+    try:
+        return load(name)
+    except TaskSetNotFound as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

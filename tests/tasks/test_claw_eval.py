@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from clawgym.agents import ScriptAgent, make_agent
-from clawgym.errors import TaskError, TaskSetNotFound
+from clawgym.errors import TaskError
 from clawgym.records import Outcome, Task
 from clawgym.sandbox import Backend
-from clawgym.tasks import load, read
+from clawgym.tasks import read
 
 from ..rollouts import episode_of
+from .conftest import published_clone
 
 LIBRARY = {
     "__init__": "",
@@ -310,13 +310,8 @@ def _frozen(tasks: tuple[Task, ...]) -> None:
         task.frozen()
 
 
-def test_a_clone_of_the_set_is_read(monkeypatch: pytest.MonkeyPatch):
-    if not os.environ.get("CLAWGYM_DATA"):
-        pytest.skip("CLAWGYM_DATA is not set: it may hold a clone of claw-eval/claw-eval called claw-eval")
-    try:
-        tasks = load("Claw-Eval")
-    except TaskSetNotFound as error:
-        pytest.skip(str(error))
+def test_a_clone_of_the_set_is_read():
+    tasks = published_clone("Claw-Eval", "claw-eval/claw-eval")
     assert len(tasks) == 300
     assert not tasks.problems
     reasons = [task for task in tasks.tasks if str(task.unsupported).startswith("ours")]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from clawgym.agents import ScriptAgent, make_agent
-from clawgym.errors import TaskError, TaskSetNotFound
+from clawgym.errors import TaskError
 from clawgym.records import Outcome
 from clawgym.sandbox import Backend
-from clawgym.tasks import load, read
+from clawgym.tasks import read
 from clawgym.tasks.formats import pinchbench
 
 from ..rollouts import episode_of
+from .conftest import published_clone
 
 TASK = """---
 id: {id}
@@ -134,13 +134,8 @@ def test_files_that_are_not_to_be_read_are_problems(tmp_path: Path, what: str):
         task.frozen()
 
 
-def test_a_clone_of_the_set_is_read(monkeypatch: pytest.MonkeyPatch):
-    if not os.environ.get("CLAWGYM_DATA"):
-        pytest.skip("CLAWGYM_DATA is not set: it may hold a clone of pinchbench/skill called pinchbench")
-    try:
-        tasks = load("PinchBench")
-    except TaskSetNotFound as error:
-        pytest.skip(str(error))
+def test_a_clone_of_the_set_is_read():
+    tasks = published_clone("PinchBench", "pinchbench/skill")
     assert len(tasks) >= 29
     assert all("missing: get a whole copy" in why for why in tasks.problems.values())
     reasons = [task for task in tasks.tasks if str(task.unsupported).startswith("ours")]
