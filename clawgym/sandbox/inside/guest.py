@@ -41,6 +41,7 @@ PORT = Struct(">H")
 PROGRAMS = Struct(">I")  # most bytes of the answer
 LONGEST_POLL = 1e6  # seconds; poll() takes no more milliseconds than fit into 32 bits
 KILL_ROUNDS = 20  # a fork bomb must not keep this process busy
+KILL_SECONDS = 2.0  # the longest wait until killed processes have ended: on a busy machine each needs a turn to end
 CLEAR_SECONDS = 10.0  # time limit to remove a tree that is in the way of a file
 PROC = -1  # descriptor of /proc, of the host's where the sandbox has none; this process alone has it
 HOSTS_PROC = False
@@ -435,20 +436,24 @@ def programs():
     waiting |= {1, os.getpid()}
     names = []
     for pid in processes():
-        if pid not in waiting:
-            head, _, tail = look(f"{pid}/stat").rpartition(b") ")
-            if tail[:1] not in (b"", b"Z", b"X"):
-                names.append(head.partition(b"(")[2].replace(b"\n", b" "))
+        if pid not in waiting and (name := running(pid)) is not None:
+            names.append(name.replace(b"\n", b" "))
     return names
 
 
-def with_offspring(roots, running, spared=()):
-    """``roots`` and all their descendants, without those in ``spared``."""
+def running(pid):
+    """The name of a process; None if it has ended, even if nobody has waited for it yet."""
+    head, _, tail = look(f"{pid}/stat").rpartition(b") ")
+    return None if tail[:1] in (b"", b"Z", b"X") else head.partition(b"(")[2]
+
+
+def with_offspring(roots, table, spared=()):
+    """``roots`` and all their descendants in ``table`` (of :func:`processes`), without those in ``spared``."""
     found = set(roots).difference(spared)
     grew = bool(found)
     while grew:
         grew = False
-        for pid, (parent, _, _) in running.items():
+        for pid, (parent, _, _) in table.items():
             if parent in found and pid not in found and pid not in spared:
                 found.add(pid)
                 grew = True
@@ -460,9 +465,9 @@ def descendants(root, since=0, before=frozenset()):
 
     Left out: the children ``before`` and their descendants, and orphans started before the tick ``since``.
     """
-    running = processes()
-    left = {pid for pid, (_, session, start) in running.items() if session == root and start >= since}
-    return with_offspring(left | {root}, running, with_offspring(before, running))
+    table = processes()
+    left = {pid for pid, (_, session, start) in table.items() if session == root and start >= since}
+    return with_offspring(left | {root}, table, with_offspring(before, table))
 
 
 def kill_overdue(job, now):
@@ -486,15 +491,21 @@ def kill_session(job):
 
 
 def kill_all(find):
-    """Kill what ``find`` returns, until it returns nothing new: a process may start another before it is killed."""
+    """Kill what ``find`` returns, until it returns nothing new: a process may start another before it is killed.
+
+    Then wait until they have ended: whoever learns of the kill must not see them run any more.
+    """
     killed = set()
     for _ in range(KILL_ROUNDS):
         found = find() - killed
         if not found:
-            return
+            break
         for pid in found:
             kill(pid)
         killed |= found
+    until = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < until and any(running(pid) is not None for pid in killed):
+        time.sleep(0.001)
 
 
 def kill(pid, sig=signal.SIGKILL):
