@@ -37,10 +37,11 @@ _OWN_OPTIONS = {
 
 
 def eval_command(
-    taskset: TaskSetName,
     agent: Annotated[
         str, typer.Option(metavar="NAME", help="Agent: one of `clawgym list agents`, or package.module:Class.")
     ],
+    taskset: TaskSetName = "",
+    bench: Annotated[str, typer.Option(metavar="TASKSET", help="The same as TASKSET.", show_default=False)] = "",
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -86,6 +87,9 @@ def eval_command(
     from clawgym.sandbox import backend as make_backend
     from clawgym.tasks import sets
 
+    if bool(taskset) == bool(bench):
+        raise typer.BadParameter("give one task set: `clawgym tasks list` shows the names", param_hint="TASKSET")
+    taskset = taskset or bench
     models = model or [None]
     if len(set(models)) < len(models):
         raise typer.BadParameter("a model is given twice: give each once", param_hint="--model")

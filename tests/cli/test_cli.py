@@ -46,6 +46,10 @@ def test_errors_are_one_line_with_advice(tmp_path: Path) -> None:
     done = clawgym("eval", "terminal-basic", "--agent", "orakle", cwd=tmp_path)
     assert done.returncode == 2
     assert "'oracle'" in done.stderr
+    for words in ([], ["terminal-basic", "--bench", "gui-basic"]):
+        done = clawgym("eval", *words, "--agent", "noop", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "clawgym tasks list" in done.stderr
     assert not list(tmp_path.iterdir())
 
 

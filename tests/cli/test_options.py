@@ -15,7 +15,6 @@ from clawgym.cli._options import named_values
 
 NOT_NAMES = {
     "--backend": "--sandbox",
-    "--bench": "TASKSET",
     "--dest": "--out, or DEST",
     "--endpoint": "--base-url",
     "--first": "--limit",
