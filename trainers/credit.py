@@ -240,7 +240,7 @@ def _process_rewards(
     given = [scored[n].process.get(t) for n, t in _turns(scored)]
     if config.reward.shuffle:
         given = _shuffled(given, seed)
-    valid = torch.tensor([value is not None for value in given])
+    valid = torch.tensor([value is not None for value in given], dtype=torch.bool)
     process = torch.tensor([0.0 if value is None else float(value) for value in given])
     judged = process[valid]
     return (

@@ -116,6 +116,8 @@ class ServiceConfig(_Part):
             )
         if about.trainer not in ("local", "verl"):
             raise ValueError("training.trainer: the versions of a service are trained by trainer: local or verl")
+        if about.trainer == "verl" and about.algorithm.imitation:
+            raise ValueError("training.algorithm.imitation: a service imitates with trainer: local only: set it to 0")
         if about.trainer == "verl":
             from clawgym.trainers.verl.settings import check_learner
 

@@ -29,12 +29,14 @@ from clawgym.errors import ServiceError, ServiceUnreachable, TrainingError
 from clawgym.gateway.render import Renderer
 from clawgym.online.config import ServiceConfig, ServiceFolder
 from clawgym.online.conversations import CHANNEL, active_sources, waiting_sources
+from clawgym.online.corrections import accepted_replies
 from clawgym.online.elsewhere import RemotePool, RemoteVersions, ServiceLink
 from clawgym.online.judging import pause
 from clawgym.online.versions import Version, Versions
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, TrainingPool
 from clawgym.records.run_folder import write_atomic
+from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import images_of, make_batch
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress, load_adapter
 from clawgym.trainers.common.policy import load_policy
@@ -145,7 +147,7 @@ class VersionTrainer:
             sources = json.loads(self._plan.read_bytes())["sources"]
         else:
             self._follow()
-            if len(self._unserved()) > self._about.rollout.staleness:
+            if not self._about.algorithm.imitation and len(self._unserved()) > self._about.rollout.staleness:
                 return False  # the gate is behind
             sources = self._choose()
             if not sources:
@@ -246,29 +248,35 @@ class VersionTrainer:
                     break
         if there.keys() != sources.keys():
             self._write_plan(there)
-        return self._fresh(Batch("service", step, tuple(groups), 0.0))
+        # Some were trained on already, if the folder of the trainer was lost.
+        used = {session for version in self._versions.all() for session in version.sessions}
+        batch = Batch("service", step, tuple(groups), 0.0)
+        return _only(batch, lambda member: member.episode.id not in used)
 
     def _fresh(self, batch: Batch) -> Batch:
-        """Without the conversations that were sampled by versions that are too old, or not ancestors; and without those
-        that were trained on already, by a trainer whose folder is lost."""
+        """Without the conversations that were sampled by versions that are too old, or not ancestors."""
         lineage = self._versions.lineage(self.current.number)
         near = {version.number for version in lineage[: self._about.rollout.staleness + 1]}
-        used = {session for version in self._versions.all() for session in version.sessions}
+        return _only(batch, lambda member: {v for s in member.sequences for v in s.policy_versions} <= near)
 
-        def fresh(member: BatchEpisode) -> bool:
-            sampled = {version for sequence in member.sequences for version in sequence.policy_versions}
-            return member.episode.id not in used and sampled <= near
-
-        groups = (replace(group, episodes=tuple(filter(fresh, group.episodes))) for group in batch.groups)
-        return replace(batch, groups=tuple(group for group in groups if group.episodes))
+    async def _accepted(self, batch: Batch) -> list[MaskedSequence]:
+        """The replies of a batch to imitate."""
+        found: list[MaskedSequence] = []
+        if self._about.algorithm.imitation:
+            for member in (member for group in batch.groups for member in group.episodes):
+                turns = await asyncio.to_thread(self._pool.turns, member.episode.id)
+                found += accepted_replies(turns, member.process_rewards)
+        return found
 
     async def _train(self, batch: Batch) -> bool:
         """One training step, and its checkpoint. False if there is none; then the weights are those of before."""
         began, progress, about, parent = time.monotonic(), self._progress, self._about, self.current
-        sessions = sorted(member.episode.id for group in batch.groups for member in group.episodes)
-        if not sessions:
+        accepted = await self._accepted(batch)
+        heard, batch = batch, self._fresh(batch)
+        if not batch.groups and not accepted:
             _log.info("step %d: its conversations are gone, or too old to train on", progress.step)
             return False
+        sessions = sorted(member.episode.id for group in heard.groups for member in group.episodes)
         policy, learner = self._policy, self._learner
         teachers, metrics = {}, {}
         if about.distillation.hints:
@@ -278,7 +286,10 @@ class VersionTrainer:
         seed = about.seed * 1_000_003 + progress.step
         made = make_batch(batch, about, seed=seed, teachers=teachers, images=images, device=policy.device)
         try:
-            metrics |= dict(made.metrics) | await asyncio.to_thread(partial(learner.train_step, made, seed=seed))
+            train_step = partial(
+                learner.train_step, made, seed=seed, imitation=(lambda _: accepted) if accepted else None
+            )
+            metrics |= dict(made.metrics) | await asyncio.to_thread(train_step)
         except TrainingError as error:
             _log.warning("step %d made no version: %s", progress.step, error)
             self._load(parent)
@@ -320,6 +331,12 @@ def _load_policy(about: TrainConfig, model: Path, stack: contextlib.ExitStack) -
 
         return stack.enter_context(open_ranks(about, model)), RankedLearner
     return load_policy(about.model, model, about.compute, seed=about.seed), Learner
+
+
+def _only(batch: Batch, wanted: Callable[[BatchEpisode], bool]) -> Batch:
+    """``batch`` with the wanted episodes only, and without groups that have none."""
+    groups = (replace(group, episodes=tuple(filter(wanted, group.episodes))) for group in batch.groups)
+    return replace(batch, groups=tuple(group for group in groups if group.episodes))
 
 
 def _consumer(source: str) -> str:

@@ -11,6 +11,7 @@ import math
 import random
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +19,15 @@ import torch
 
 from clawgym.errors import TrainingError
 from clawgym.trainers import algorithms
+from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import TrainingBatch
-from clawgym.trainers.common.imitation import ImitationData
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import distilled_advantages
 
-__all__ = ["BatchLearner", "MiniBatch", "StepMetrics", "mean_difference", "not_finite"]
+__all__ = ["BatchLearner", "Imitated", "MiniBatch", "StepMetrics", "mean_difference", "not_finite"]
+
+Imitated = Callable[[int], Sequence[MaskedSequence]]
+"""Number of the update -> the sequences to imitate in it, at least one."""
 
 
 class StepMetrics:
@@ -83,7 +87,7 @@ class BatchLearner(ABC):
         """Optimizer steps taken."""
 
     def train_step(
-        self, batch: TrainingBatch, *, seed: int, done: float = 0.0, imitation: ImitationData | None = None
+        self, batch: TrainingBatch, *, seed: int, done: float = 0.0, imitation: Imitated | None = None
     ) -> dict[str, float]:
         """Update the policy on a batch and return metrics.
 
@@ -91,7 +95,7 @@ class BatchLearner(ABC):
             batch: the batch.
             seed: determines the mini-batches.
             done: the share of the budget that is used up, in [0, 1], for ``optimizer.decay``.
-            imitation: the data for ``algorithm.imitation``.
+            imitation: number of the update -> the sequences for ``algorithm.imitation``.
 
         Raises:
             TrainingError: for a NaN or infinite gradient, before it changes the weights; and if the policy exceeds a
@@ -173,9 +177,7 @@ class BatchLearner(ABC):
         policy in the ratio."""
 
     @abstractmethod
-    def _update(
-        self, mini: MiniBatch, metrics: StepMetrics, *, lr: float, imitation: ImitationData | None = None
-    ) -> float:
+    def _update(self, mini: MiniBatch, metrics: StepMetrics, *, lr: float, imitation: Imitated | None = None) -> float:
         """One step of the optimizer on a mini-batch, and on the sequences to imitate. Returns the norm of the gradient.
 
         Raises :class:`~clawgym.errors.TrainingError` (:func:`not_finite`) instead if that is NaN or infinite."""

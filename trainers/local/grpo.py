@@ -139,7 +139,8 @@ class _Loop:
             progress.extra.setdefault("solved", {}).update(self._imitation.add_solved(batch))
             metrics["sft/solved_tasks"] = float(self._imitation.solved)
         done = progress.used(config.budget)
-        train_step = partial(self._state.learner.train_step, batch, seed=seed, done=done, imitation=self._imitation)
+        imitation = None if self._imitation is None else self._imitation.batch
+        train_step = partial(self._state.learner.train_step, batch, seed=seed, done=done, imitation=imitation)
         if config.compute.sleep:
             await self._services.engine.sleep()  # type: ignore[union-attr]
         metrics |= await asyncio.to_thread(train_step)

@@ -19,9 +19,8 @@ from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MaskedSequence, MicroBatch, Packed, micro_batches, pack
 from clawgym.trainers.common.batch import TrainingBatch
 from clawgym.trainers.common.checkpoints import optimizer_tensors, restore_optimizer
-from clawgym.trainers.common.imitation import ImitationData
 from clawgym.trainers.common.policy import Policy, base_of, hidden_states, logprobs_of, reverse_kl_of, token_logprobs
-from clawgym.trainers.common.step import BatchLearner, MiniBatch, StepMetrics, mean_difference, not_finite
+from clawgym.trainers.common.step import BatchLearner, Imitated, MiniBatch, StepMetrics, mean_difference, not_finite
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.critic import ValueHead
 from clawgym.trainers.protocols import logged_metrics, loss_of
@@ -128,14 +127,12 @@ class Learner(BatchLearner):
         for micro in self._micro(self._rows([batch.sequences[n] for n in used])):
             yield micro, places[micro.places]
 
-    def _update(
-        self, mini: MiniBatch, metrics: StepMetrics, *, lr: float, imitation: ImitationData | None = None
-    ) -> float:
+    def _update(self, mini: MiniBatch, metrics: StepMetrics, *, lr: float, imitation: Imitated | None = None) -> float:
         about, batch, old, weights = self._config.algorithm, mini.batch, mini.old, mini.weights
         self._set_lr(lr)
         self._forget_gradient()
         if imitation is not None:
-            self._imitate(imitation.batch(self.updates), about.imitation, metrics)
+            self._imitate(imitation(self.updates), about.imitation, metrics)
         for micro, at in self._computed(batch, mini.part):
             module, temperature = self.policy.module, batch.temperature
             with self._precision():

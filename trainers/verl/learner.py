@@ -21,8 +21,7 @@ from clawgym.engines.lora import write_adapter
 from clawgym.errors import InfraError
 from clawgym.rewards.scoring import Scored, ScoreRequest, score_batches
 from clawgym.trainers.common.batch import TrainingBatch
-from clawgym.trainers.common.imitation import ImitationData
-from clawgym.trainers.common.step import BatchLearner, MiniBatch, StepMetrics, not_finite
+from clawgym.trainers.common.step import BatchLearner, Imitated, MiniBatch, StepMetrics, not_finite
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.verl.cluster import cause_of, cluster, require
 from clawgym.trainers.verl.queue_entries import sequence_fields
@@ -247,9 +246,7 @@ class RankedLearner(BatchLearner):
             return batch, batch.rollout_logp
         return batch, self.policy.logprobs(batch, sorted(set(batch.row.tolist())))[0]
 
-    def _update(
-        self, mini: MiniBatch, metrics: StepMetrics, *, lr: float, imitation: ImitationData | None = None
-    ) -> float:
+    def _update(self, mini: MiniBatch, metrics: StepMetrics, *, lr: float, imitation: Imitated | None = None) -> float:
         assert imitation is None, "a service imitates nothing"
         about, batch = self._config.algorithm, mini.batch
         rows = self._rows_with_gradient(batch, mini.part)

@@ -141,7 +141,7 @@ def test_imitation_has_as_many_updates_without_a_group_to_train_on(folder: Path)
     same = batch_of([[episode_of(n, 1.0, [sample_of((9, 20 + n), (0, 1), (-1.0,))]) for n in range(3)]])
     learner = start(folder, about)
     data = ImitationData([MaskedSequence((9, 21, 22), (0, 1, 1))], about, Renderer(folder))
-    learner.train_step(make_batch(same, about, seed=0), seed=0, imitation=data)
+    learner.train_step(make_batch(same, about, seed=0), seed=0, imitation=data.batch)
     assert learner.updates == 3
 
 
@@ -354,11 +354,11 @@ def test_imitation_loss_adds_to_rl_gradient(folder: Path) -> None:
     alike = batch_of([[episode_of(n, 1.0, [sample_of((9, 9, 50 + n), (0, 0, 1), (-3.0,))]) for n in range(2)]])
     mixed = some_batch()
     both, alone, plain = (start(folder, about) for _ in range(3))
-    metrics = both.train_step(make_batch(alike, about, seed=0), seed=0, imitation=imitation(folder, about))
+    metrics = both.train_step(make_batch(alike, about, seed=0), seed=0, imitation=imitation(folder, about).batch)
     alone.imitate(imitation(folder, about).batch(0), step=1, steps=2)
     assert torch.equal(weights(both), weights(alone))
     assert metrics["sft/loss"] > 4
-    both.train_step(make_batch(mixed, about, seed=0), seed=0, imitation=imitation(folder, about))
+    both.train_step(make_batch(mixed, about, seed=0), seed=0, imitation=imitation(folder, about).batch)
     plain.imitate(imitation(folder, about).batch(0), step=1, steps=2)
     plain.train_step(make_batch(mixed, about, seed=0), seed=0)
     assert not torch.equal(weights(both), weights(plain))
