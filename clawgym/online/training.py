@@ -14,6 +14,7 @@ import itertools
 import json
 import logging
 import math
+import random
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from clawgym.online.conversations import CHANNEL, active_sources, waiting_source
 from clawgym.online.corrections import accepted_replies
 from clawgym.online.elsewhere import RemotePool, RemoteVersions, ServiceLink
 from clawgym.online.judging import pause
+from clawgym.online.rehearsal import rehearsed_replies
 from clawgym.online.versions import Version, Versions
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, TrainingPool
@@ -50,6 +52,8 @@ _log = logging.getLogger("clawgym.online")
 _POLL_SECONDS = 2.0
 _LEASE_SECONDS = 10 * 365 * 86400.0
 """Nobody else trains on the conversations of a service."""
+_MOST_IMITATED = 3
+"""Most sequences of one conversation that are imitated: a long one has no more weight than that."""
 _ENDED = ("rejected", "withdrawn", "erased")
 
 
@@ -259,21 +263,26 @@ class VersionTrainer:
         near = {version.number for version in lineage[: self._about.rollout.staleness + 1]}
         return _only(batch, lambda member: {v for s in member.sequences for v in s.policy_versions} <= near)
 
-    async def _accepted(self, batch: Batch) -> list[MaskedSequence]:
-        """The replies of a batch to imitate."""
+    async def _imitated(self, batch: Batch) -> list[MaskedSequence]:
+        """The accepted replies of a batch, and for every three of them one that is rehearsed."""
         found: list[MaskedSequence] = []
+        rng = random.Random(f"{self._about.seed}:{self._progress.step}")
         if self._about.algorithm.imitation:
             for member in (member for group in batch.groups for member in group.episodes):
                 turns = await asyncio.to_thread(self._pool.turns, member.episode.id)
-                found += accepted_replies(turns, member.process_rewards)
+                accepted = list(accepted_replies(turns, member.process_rewards))
+                found += rng.sample(accepted, min(len(accepted), _MOST_IMITATED))
+        if found:
+            known = await rehearsed_replies(self._run / "rehearsal.json", self._policy, self._renderer)
+            found += rng.sample(known, min(len(known), math.ceil(len(found) / 3)))
         return found
 
     async def _train(self, batch: Batch) -> bool:
         """One training step, and its checkpoint. False if there is none; then the weights are those of before."""
         began, progress, about, parent = time.monotonic(), self._progress, self._about, self.current
-        accepted = await self._accepted(batch)
+        imitated = await self._imitated(batch)
         heard, batch = batch, self._fresh(batch)
-        if not batch.groups and not accepted:
+        if not batch.groups and not imitated:
             _log.info("step %d: its conversations are gone, or too old to train on", progress.step)
             return False
         sessions = sorted(member.episode.id for group in heard.groups for member in group.episodes)
@@ -286,9 +295,8 @@ class VersionTrainer:
         seed = about.seed * 1_000_003 + progress.step
         made = make_batch(batch, about, seed=seed, teachers=teachers, images=images, device=policy.device)
         try:
-            train_step = partial(
-                learner.train_step, made, seed=seed, imitation=(lambda _: accepted) if accepted else None
-            )
+            imitation = (lambda _: imitated) if imitated else None
+            train_step = partial(learner.train_step, made, seed=seed, imitation=imitation)
             metrics |= dict(made.metrics) | await asyncio.to_thread(train_step)
         except TrainingError as error:
             _log.warning("step %d made no version: %s", progress.step, error)
