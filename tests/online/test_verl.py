@@ -39,8 +39,12 @@ LR, TOLERANCE = 1e-3, 1e-5
 SETTINGS = [
     "redact=false", "held_out=0", "gate.on=false", "training.rollout.groups=2", "training.algorithm.old=recompute",
     "training.distillation.hints=1", f"training.optimizer.lr={LR}", "training.compute.micro_tokens=512",
+    "training.algorithm.imitation=0",
 ]  # fmt: skip
-RANKS = ["training.trainer=verl", "training.verl.engine=transformers", "training.verl.ranks=2"]
+RANKS = [
+    "training.trainer=verl", "training.verl.engine=transformers", "training.verl.ranks=2",
+    "training.algorithm.imitation=0",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +167,7 @@ def test_what_ranks_do_not_support_is_refused() -> None:
         ("training.model.quantize=4bit", "training.model.quantize: not supported by trainer: verl"),
         ("training.distillation.loss=topk", "training.distillation.loss: not supported by trainer: verl"),
         ("training.compute.device=cuda", "training.verl.engine: not supported by trainer: verl"),
+        ("training.algorithm.imitation=1", "training.algorithm.imitation: not supported by trainer: verl"),
     ):
         with pytest.raises(TrainingError, match=why):
             load_service_config(None, "model", [*RANKS, setting])
