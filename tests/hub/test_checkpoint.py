@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from clawgym.cli import app
 from clawgym.errors import RunFolderError
-from clawgym.hub import HubError, UploadPlan, plan_push, read_checkpoint
+from clawgym.hub import HubError, UploadPlan, plan_checkpoint, read_checkpoint
 from clawgym.hub._card import portable
 
-from .hub_run import HASH, lora_run, train_run
-from .hub_server import TOKEN, USER, Hub
+from .runs import HASH, lora_run, train_run
+from .server import USER, Hub
 
 WEIGHTS = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 MADE = {".eval_results/clawgym-clawgym-bench.yaml", "README.md", "curve.svg"}
@@ -43,18 +42,6 @@ def lora(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
     return lora_run(tmp_path_factory.mktemp("hub") / "my-lora", model_folder)
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A Hub, which the client of this process and of those it starts takes for the Hub."""
-    with Hub() as made:
-        home = {"HF_ENDPOINT": made.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}
-        for name, value in home.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", made.url)  # read once, when it was imported
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        yield made
-
-
 def names(plan: UploadPlan) -> set[str]:
     return {upload.path for upload in plan.uploads}
 
@@ -67,16 +54,16 @@ def push(run: Path, *more: str) -> Any:
 
 
 def test_only_model_tokenizer_and_run_information_are_uploaded(run: Path) -> None:
-    with plan_push(read_checkpoint(run)) as plan:
+    with plan_checkpoint(read_checkpoint(run)) as plan:
         assert names(plan) == WEIGHTS | MADE
-        assert plan.checkpoint.step == 2
-    with plan_push(read_checkpoint(run, "last")) as plan:
-        assert plan.checkpoint.step == 4
+        assert plan.title == "my-run: step 2"
+    with plan_checkpoint(read_checkpoint(run, "last")) as plan:
+        assert plan.title == "my-run: step 4"
     assert read_checkpoint(run, "4").folder == read_checkpoint(run, "000004").folder
 
 
 def test_card_names_base_model_and_training_data(run: Path, tmp_path: Path) -> None:
-    with plan_push(read_checkpoint(run)) as plan:
+    with plan_checkpoint(read_checkpoint(run)) as plan:
         text = plan.card
         files = {upload.path: upload.source for upload in plan.uploads if isinstance(upload.source, bytes)}
     card = ModelCard(text)
@@ -106,7 +93,7 @@ def test_card_separates_training_data_from_evaluations(run: Path, tmp_path: Path
     manifest["config"] |= {"method": "rl", "tasks": {"set": "terminal-basic"}}
     manifest["config"]["parts"] = {name: {"tasks": 3, "sha256": HASH} for name in ("train", "validation", "heldout")}
     (copy / "receipt.json").write_text(json.dumps(manifest))
-    with plan_push(read_checkpoint(copy)) as plan:
+    with plan_checkpoint(read_checkpoint(copy)) as plan:
         data = plan.card.split("## Data")[1].split("## Settings")[0]
     assert f"| training | terminal-basic | training | 3 | `{HASH}` |" in data
     assert f"| evaluation only | terminal-basic | held-out | 3 | `{HASH}` |" in data
@@ -123,7 +110,7 @@ def test_local_folder_is_not_named_as_base_model(
     manifest = json.loads((copy / "receipt.json").read_text())
     manifest["engine"] = {"model": model}
     (copy / "receipt.json").write_text(json.dumps(manifest))
-    with plan_push(read_checkpoint(copy)) as plan:
+    with plan_checkpoint(read_checkpoint(copy)) as plan:
         assert ModelCard(plan.card).data.base_model == base
         assert f"{model.split('/')[1] if base is None else base}, trained with" in plan.card
 
@@ -134,7 +121,7 @@ def test_greedy_and_sampled_scores_are_distinguished(run: Path, tmp_path: Path) 
     with (copy / "evaluations.jsonl").open("a") as file:
         for greedy, score in ((False, 0.5), (True, 0.55)):
             file.write(json.dumps({**row, "score": score, "greedy": greedy}) + "\n")
-    with plan_push(read_checkpoint(copy)) as plan:
+    with plan_checkpoint(read_checkpoint(copy)) as plan:
         said = {r.metric_name: r.metric_value for r in ModelCard(plan.card).data.eval_results}
         made = next(u.source for u in plan.uploads if u.path == ".eval_results/clawgym-clawgym-bench.yaml")
         assert "| held-out | greedy | 0.550 |" in plan.card
@@ -155,7 +142,7 @@ def test_interval_needs_both_ends(run: Path, tmp_path: Path, ends: dict[str, Any
         row.pop("high", None)
         row.update(ends)
     (copy / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with plan_push(read_checkpoint(copy)) as plan:
+    with plan_checkpoint(read_checkpoint(copy)) as plan:
         assert "0.625" in plan.card
         made = next(u.source for u in plan.uploads if u.path == ".eval_results/clawgym-clawgym-bench.yaml")
     assert isinstance(made, bytes)
@@ -168,12 +155,12 @@ def test_other_files_beside_the_model_are_not_uploaded(run: Path, tmp_path: Path
     for name in ("optimizer.pt", "notes.txt", "model.safetensors.tmp", ".hidden"):
         (folder / name).write_text("x")
     (folder / "tokenizer.model").mkdir()
-    with plan_push(read_checkpoint(copy)) as plan:
+    with plan_checkpoint(read_checkpoint(copy)) as plan:
         assert names(plan) == WEIGHTS | MADE
 
 
 def test_adapter_has_its_tokenizer_and_no_local_paths(lora: Path, model_folder: Path) -> None:
-    with plan_push(read_checkpoint(lora)) as plan:
+    with plan_checkpoint(read_checkpoint(lora)) as plan:
         assert names(plan) == MADE | {
             *("adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json")
         }
@@ -190,7 +177,7 @@ def test_models_from_the_hub_keep_their_name(lora: Path, model_folder: Path, tmp
     copy = shutil.copytree(lora, tmp_path / "run")
     settings = copy / "checkpoints/000002/adapter/adapter_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": str(there)}))
-    with plan_push(read_checkpoint(copy)) as plan:
+    with plan_checkpoint(read_checkpoint(copy)) as plan:
         pushed = next(u.source for u in plan.uploads if u.path == "adapter_config.json")
         assert isinstance(pushed, bytes)
         assert json.loads(pushed)["base_model_name_or_path"] == "team/tiny-model"
@@ -207,7 +194,7 @@ def test_merged_model_computes_the_same_as_the_adapted_one(lora: Path, model_fol
     base = AutoModelForCausalLM.from_pretrained(model_folder)
     plain = base(ids).logits
     adapted = PeftModel.from_pretrained(base, str(lora / "checkpoints/000002/adapter"))(ids).logits
-    with plan_push(read_checkpoint(lora), merge=True) as plan:
+    with plan_checkpoint(read_checkpoint(lora), merge=True) as plan:
         assert names(plan) == WEIGHTS | MADE
         for upload in plan.uploads:
             if not upload.path.startswith("."):
@@ -237,7 +224,7 @@ def test_merged_model_computes_the_same_as_the_adapted_one(lora: Path, model_fol
 )
 def test_secrets_in_settings_are_not_uploaded(config: dict, model_folder: Path, tmp_path: Path) -> None:
     run = train_run(tmp_path / "run", model_folder, **config)
-    with pytest.raises(HubError, match="nothing was uploaded") as caught, plan_push(read_checkpoint(run)):
+    with pytest.raises(HubError, match="nothing was uploaded") as caught, plan_checkpoint(read_checkpoint(run)):
         pass
     value = next(iter(config.values()))
     assert "README.md" in str(caught.value) or "receipt.json" in str(caught.value)
@@ -257,7 +244,7 @@ def test_secrets_in_model_files_are_not_uploaded(name: str, run: Path, tmp_path:
         path.write_text(json.dumps({**json.loads(path.read_text()), "added": secret}))
     else:
         path.write_text("{# " + secret + " #}")
-    with pytest.raises(HubError, match=rf"{name}, .*looks like an API key"), plan_push(read_checkpoint(copy)):
+    with pytest.raises(HubError, match=rf"{name}, .*looks like an API key"), plan_checkpoint(read_checkpoint(copy)):
         pass
 
 
@@ -276,12 +263,12 @@ def test_incomplete_checkpoints_are_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, copy)
     weights = copy / "checkpoints/000002/model/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-5])
-    with pytest.raises(HubError, match="no whole safetensors file"), plan_push(read_checkpoint(copy)):
+    with pytest.raises(HubError, match="no whole safetensors file"), plan_checkpoint(read_checkpoint(copy)):
         pass
     weights.unlink()
-    with pytest.raises(HubError, match="no safetensors"), plan_push(read_checkpoint(copy)):
+    with pytest.raises(HubError, match="no safetensors"), plan_checkpoint(read_checkpoint(copy)):
         pass
-    with pytest.raises(HubError, match="nothing to merge"), plan_push(read_checkpoint(run), merge=True):
+    with pytest.raises(HubError, match="nothing to merge"), plan_checkpoint(read_checkpoint(run), merge=True):
         pass
     with pytest.raises(HubError, match=r"no checkpoint '000003'.*best, last, 000002, 000004"):
         read_checkpoint(run, "3")

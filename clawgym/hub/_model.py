@@ -1,4 +1,4 @@
-"""Push a checkpoint to the Hub: first collect and check the files, then upload them in one commit."""
+"""The files of a checkpoint that is pushed to the Hub, collected and checked."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import struct
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from clawgym.credentials import find_secrets
 from clawgym.errors import MissingDependency, TrainingError
 from clawgym.hub import _card
 from clawgym.hub._checkpoint import Checkpoint, HubError
+from clawgym.hub._upload import Upload, UploadPlan, refuse_secrets
 
-__all__ = ["UploadPlan", "Pushed", "Upload", "plan_push", "push"]
+__all__ = ["OURS", "PULLED", "check_weights", "plan_checkpoint"]
 
 _WEIGHTS = re.compile(r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?")
 _BESIDE = {
@@ -30,51 +30,18 @@ _BESIDE = {
 _TOKENIZER = _BESIDE - {"config.json", "generation_config.json", "adapter_config.json"}
 _ORIGINS = ("_name_or_path", "name_or_path", "base_model_name_or_path")
 """Settings that name the folder a model was loaded from."""
-_OURS = re.compile(r"\.eval_results/clawgym-[^/]+\.yaml|curve\.svg|README\.md")
+OURS = re.compile(
+    rf"{_WEIGHTS.pattern}|{'|'.join(map(re.escape, sorted(_BESIDE)))}"
+    r"|\.eval_results/clawgym-[^/]+\.yaml|curve\.svg|README\.md"
+)
+"""The paths of a pushed checkpoint."""
+PULLED = re.compile(rf"{_WEIGHTS.pattern}|{'|'.join(map(re.escape, sorted(_BESIDE)))}")
+"""The files of a pushed checkpoint that are pulled."""
 _MOST_HEADER = 100 * 2**20
 
 
-@dataclass(frozen=True)
-class Upload:
-    """One file of the repository."""
-
-    path: str
-    source: Path | bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return len(self.source) if isinstance(self.source, bytes) else self.source.stat().st_size
-
-
-@dataclass(frozen=True)
-class UploadPlan:
-    """The files to upload, checked, before anything is sent."""
-
-    checkpoint: Checkpoint
-    uploads: tuple[Upload, ...]
-    notes: tuple[str, ...]
-    """Notes for the user."""
-
-    @property
-    def card(self) -> str:
-        """The text of ``README.md``."""
-        return next(u.source for u in self.uploads if u.path == "README.md").decode()  # type: ignore[union-attr]
-
-
-@dataclass(frozen=True)
-class Pushed:
-    """The result of a push."""
-
-    repo: str
-    url: str
-    commit: str
-    changed: bool
-    """Whether the push made a commit."""
-
-
 @contextmanager
-def plan_push(made: Checkpoint, *, merge: bool = False) -> Iterator[UploadPlan]:
+def plan_checkpoint(made: Checkpoint, *, merge: bool = False) -> Iterator[UploadPlan]:
     """Collect and check the files of a push.
 
     Args:
@@ -109,68 +76,12 @@ def plan_push(made: Checkpoint, *, merge: bool = False) -> Iterator[UploadPlan]:
         trained = base if made.adapter and not merge else str(made.manifest.engine.get("model") or base)
         text = _card.card(made, _card.model_name(trained), merge, svg is not None)
         uploads.append(Upload("README.md", text.encode()))
-        _check(uploads, made)
-        yield UploadPlan(made, tuple(sorted(uploads, key=lambda upload: upload.path)), tuple(notes))
-
-
-def push(plan: UploadPlan, repo: str | None = None, *, public: bool = False) -> Pushed:
-    """Upload the files in one commit.
-
-    Files uploaded before a failure are not uploaded again; unchanged files are not committed. Files of an earlier push
-    that are not part of this one are deleted; other files in the repository are kept.
-
-    Args:
-        plan: the files.
-        repo: the model repository, created if needed; by default the run's name, in the user's namespace.
-        public: make the repository public.
-
-    Raises:
-        HubError: the Hub cannot be reached or refuses the upload.
-    """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-
-    from clawgym.records.manifest import library_version
-
-    repo = repo or re.sub(r"[^\w.-]+|--+|\.\.+", "-", plan.checkpoint.name).strip("-.")
-    api = HfApi(library_name="clawgym", library_version=library_version())
-    try:
-        api.whoami()
-        name = api.create_repo(repo, private=not public, exist_ok=True).repo_id
-        before = api.model_info(name)
-        if not public and before.private is False:
-            raise HubError(f"{name} is public: say --public, or name another repository with --repo")
-        if public and before.private:
-            api.update_repo_settings(name, private=False)
-        new = {upload.path for upload in plan.uploads}
-        old = [path for path in api.list_repo_files(name) if path not in new and _of_a_push(path)]
-        operations = [
-            *(CommitOperationAdd(upload.path, upload.source) for upload in plan.uploads),
-            *(CommitOperationDelete(path) for path in old),
-        ]
-        message = f"{plan.checkpoint.name}: step {plan.checkpoint.step}"
-        done = api.create_commit(name, operations, commit_message=message)
-    except HubError:
-        raise
-    except Exception as error:  # the client raises errors of its own and of its HTTP library
-        raise HubError(_why(repo, error)) from error
-    return Pushed(name, f"{api.endpoint}/{name}", done.oid, done.oid != before.sha)
-
-
-def _why(repo: str, error: BaseException) -> str:
-    deepest = error
-    while deepest.__cause__ is not None:
-        deepest = deepest.__cause__
-    reason = next((line for line in str(deepest).splitlines() if line.strip()), type(deepest).__name__)
-    status = getattr(getattr(deepest, "response", None), "status_code", None)
-    if type(deepest).__name__ == "LocalTokenNotFoundError" or status == 401:
-        return f"the Hub does not know you ({reason}): set HF_TOKEN to a token that may write, or `hf auth login`"
-    if status == 403:
-        return f"the Hub does not let you write {repo} ({reason}): use a token that may, or another --repo"
-    return f"{repo} was not pushed ({reason}): run the same command again, what was uploaded is not uploaded twice"
-
-
-def _of_a_push(path: str) -> bool:
-    return bool(_WEIGHTS.fullmatch(path) or path in _BESIDE or _OURS.fullmatch(path))
+        check_weights(uploads, made.folder)
+        settings = ("receipt.json", json.dumps(made.manifest.config, indent=1, default=str))
+        refuse_secrets(chain(((upload.path, _text(upload)) for upload in uploads), [settings]), "the run folder")
+        title = f"{made.name}: step {made.step}"
+        files = tuple(sorted(uploads, key=lambda upload: upload.path))
+        yield UploadPlan(made.name, "model", title, files, tuple(notes), OURS)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -229,38 +140,38 @@ def _merged(adapter: Path, folder: Path) -> Path:
 # -- checks
 
 
-def _check(uploads: Iterable[Upload], made: Checkpoint) -> None:
+def check_weights(uploads: Iterable[Upload], where: Path) -> None:
+    """Raise :class:`HubError` unless the files are a whole model or adapter with its tokenizer, in safetensors."""
     uploads = list(uploads)
     names = {upload.path for upload in uploads}
-    weights = [upload for upload in uploads if upload.path.endswith(".safetensors")]
-    needed = {"tokenizer.json", "tokenizer.model", "vocab.json"}
-    if not weights:
-        raise HubError(f"{made.folder}: no safetensors in it: push another checkpoint with --checkpoint")
-    if not needed & names:
-        raise HubError(f"{made.folder}: no tokenizer in it: put tokenizer.json there")
+    if not any(name.endswith(".safetensors") for name in names):
+        raise HubError(f"{where}: no safetensors in it: choose another checkpoint")
+    if not {"tokenizer.json", "tokenizer.model", "vocab.json"} & names:
+        raise HubError(f"{where}: no tokenizer in it: put tokenizer.json there")
     for upload in uploads:
+        if upload.path.endswith(".safetensors"):
+            _metadata(upload)
         if upload.path.endswith(".safetensors.index.json"):
-            missing = set(_json(Path(str(upload.source))).get("weight_map", {}).values()) - names
+            parts = _json(Path(str(upload.source)))
+            parts = parts.get("weight_map") if isinstance(parts, dict) else None
+            missing = set(map(str, parts.values())) - names if isinstance(parts, dict) else {"no file"}
             if missing:
                 raise HubError(
-                    f"{upload.source}: names {sorted(missing)[0]}, which is not there: push another checkpoint"
+                    f"{upload.source}: names {sorted(missing)[0]!r}, which is not there: choose another checkpoint"
                 )
-    found = [line for upload in uploads for line in find_secrets(upload.path, _text(upload))]
-    found += find_secrets("receipt.json", json.dumps(made.manifest.config, indent=1, default=str))
-    if found:
-        raise HubError(
-            "nothing was uploaded, for what would be holds something secret: "
-            + "; ".join(found[:10])
-            + ": take it out of the run folder, replace it where it was valid, and run the same command again"
-        )
 
 
 def _text(upload: Upload) -> str:
     """The text of a file; for safetensors, of its header."""
-    if isinstance(upload.source, bytes):
-        return upload.source.decode("utf-8", "replace")
-    if not upload.path.endswith(".safetensors"):
-        return upload.source.read_bytes().decode("utf-8", "replace")
+    if upload.path.endswith(".safetensors"):
+        return json.dumps(_metadata(upload), indent=1)
+    return upload.read().decode("utf-8", "replace")
+
+
+def _metadata(upload: Upload) -> Any:
+    """What the header of a safetensors file holds beside the tensors. Raises :class:`HubError` if the file is not
+    whole."""
+    assert isinstance(upload.source, Path)
     with upload.source.open("rb") as file:
         try:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -271,6 +182,6 @@ def _text(upload: Upload) -> str:
                 raise ValueError(f"{upload.size} bytes, not {8 + length + end}")
         except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:
             raise HubError(
-                f"{upload.source}: no whole safetensors file ({error}): push another checkpoint with --checkpoint"
+                f"{upload.source}: no whole safetensors file ({error}): choose another checkpoint"
             ) from error
-    return json.dumps(entries.get("__metadata__", {}), indent=1)
+    return entries.get("__metadata__", {})
