@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
-import tarfile
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +10,7 @@ from typing import Literal
 
 import jinja2
 
-from clawgym.credentials import find_secrets
+from clawgym import credentials
 from clawgym.hub._checkpoint import HubError
 from clawgym.visible import visible, visible_value
 
@@ -24,7 +20,6 @@ _COMMIT_FILES = 500
 _COMMIT_BYTES = 64 * 2**20
 _INLINE = 10 * 2**20
 """Smaller files may be sent inside the commit, larger ones are uploaded before it."""
-_MAX_UNPACKED = 512 * 2**20
 
 
 @dataclass(frozen=True)
@@ -163,7 +158,7 @@ def refuse_secrets(texts: Iterable[tuple[str, str]], place: str) -> None:
 
     ``place``: where the user can take it out.
     """
-    found = [line for name, text in texts for line in find_secrets(name, text)]
+    found = [line for name, text in texts for line in credentials.find_secrets(name, text)]
     if found:
         raise HubError(
             "nothing was uploaded, for what would be holds something secret: "
@@ -177,22 +172,9 @@ def texts_of(upload: Upload) -> Iterator[tuple[str, str]]:
 
     Raises :class:`HubError` for an archive that cannot be searched.
     """
-    data = upload.read()
-    if not upload.path.endswith((".tar.gz", ".tgz")):
-        yield upload.path, data.decode("utf-8", "replace")
-        return
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
-            tar = packed.read(_MAX_UNPACKED + 1)
-        if len(tar) > _MAX_UNPACKED:
-            raise ValueError(f"it is larger than {_MAX_UNPACKED >> 20} MiB")
-        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-            for member in archive:
-                yield f"{upload.path}: {visible(member.name)[:200]}", f"{member.name}\n{member.linkname}"
-                file = archive.extractfile(member) if member.isreg() else None
-                if file is not None:
-                    yield f"{upload.path}: {visible(member.name)[:200]}", file.read().decode("utf-8", "replace")
-    except (tarfile.TarError, ValueError, OSError, EOFError, zlib.error) as error:
+        yield from credentials.texts_of(upload.path, upload.read())
+    except ValueError as error:
         raise HubError(f"{upload.path}: cannot be searched for secrets ({error}): leave the workspaces out") from error
 
 
