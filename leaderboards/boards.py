@@ -72,6 +72,28 @@ class BoardRules(BaseModel):
     """Share of the episodes with a score that a check grades again, but at least eight."""
 
 
+class _RecordedRule(BaseModel):
+    rule: str
+    passed: bool
+    text: str
+
+
+class CheckRecord(BaseModel):
+    """The record of a check, as a board stores it (:meth:`EntryCheck.to_dict
+    <clawgym.leaderboards.check.EntryCheck.to_dict>`)."""
+
+    entry: str
+    digest: str
+    nonce: str
+    checked: str
+    rules: list[_RecordedRule]
+    drawn: list[str]
+    unproven: list[str]
+    reviewed: str
+    accepted: bool
+    library: str
+
+
 class EntryFiles:
     """The files of an entry, listed without following links. Raises :class:`LeaderboardError` for a file that an entry
     may not have."""
@@ -183,9 +205,10 @@ class BoardFolder:
     def record(self, name: str) -> Mapping[str, Any] | None:
         """The record of an entry's last check, if it is about the files that are there now."""
         try:
-            raw = json.loads(read_below(self.path, f"{CHECKS}/{name}.json", 8 * 2**20))
-            same = isinstance(raw, dict) and raw.get("digest") == EntryFiles(self.entry(name)).digest()
-            return raw if same else None
+            data = read_below(self.path, f"{CHECKS}/{name}.json", 8 * 2**20)
+            record = CheckRecord.model_validate_json(data)
+            same = record.digest == EntryFiles(self.entry(name)).digest()
+            return record.model_dump() if same else None
         except (OSError, ValueError, LeaderboardError, RecursionError):
             return None
 

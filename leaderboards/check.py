@@ -245,8 +245,9 @@ def _tasks(run: RunFolder, tasks: TaskSet, board: BoardFolder) -> Iterator[str]:
             yield f"task {task}: the no-model baseline (floor) is {given.get('floor')}, not {about['floor']}"
     if manifest.samples < board.rules.samples:
         yield f"{manifest.samples} episodes per task, and the board needs {board.rules.samples}"
-    if "limits" in manifest.config:
-        yield f"the limits of the tasks were changed: {json.dumps(manifest.config['limits'])[:100]}"
+    for name, value in dict(manifest.config.get("limits") or {}).items():
+        if any(value > getattr(task.limits, name) for task in tasks.tasks):
+            yield f"the limit {name} was raised to {value}"
 
 
 def _counts(run: RunFolder, tasks: TaskSet) -> Iterator[str]:
@@ -277,6 +278,8 @@ def _rows(run: RunFolder, tasks: TaskSet, graded: Mapping[str, Row]) -> Iterator
             yield f"{key}: by {row['agent']!r}, and the run is of {agent!r}"
         if not result and row["outcome"] == Outcome.SOLVED:
             yield f"{key}: solved without a result"
+        if result and result["strict"] not in (0, 1):
+            yield f"{key}: strict is {result['strict']}, not 0 or 1"
         if result and result["mode"] != str(task.verifier.mode):
             yield f"{key}: graded in mode {result['mode']}, and the task is graded in mode {task.verifier.mode}"
         if result and result["verifier_hash"] != task.verifier.digest and (result["checks"] or _scored(row)):

@@ -104,9 +104,7 @@ def build(board: BoardFolder, out: Path) -> list[str]:
             (out / name).write_text(text, encoding="utf-8")
         (out / "board.json").write_text(json.dumps(data, indent=1) + "\n")
     except OSError as error:
-        raise LeaderboardError(
-            f"{out}: cannot be written ({error.strerror}): name another folder with --out"
-        ) from error
+        raise LeaderboardError(f"{out}: cannot be written ({error.strerror}): name another --out") from error
     return [*pages, "board.json"]
 
 
