@@ -27,7 +27,7 @@ from clawgym.tasks import load, read
 
 from ..pool.histories import chain, store
 from .runs import train_run
-from .server import USER, Hub
+from .server import USER, Hub, Repo
 
 PROGRAM = [sys.executable, "-c", "from clawgym.cli import main; main()"]
 SECRET = "hf_" + "aB3" * 11
@@ -300,3 +300,16 @@ def test_revision_is_pulled(hub: Hub, model_folder: Path, tmp_path: Path) -> Non
     assert "is not this download" in str(done.exception)
     done = clawgym("pull", "checkpoint", f"{USER}/my-run@{'1' * 40}", "--out", tmp_path / "d")
     assert "with this revision" in str(done.exception)
+
+
+def test_board_on_the_hub_is_shown_and_built(hub: Hub, tmp_path: Path) -> None:
+    published = Path(__file__).parents[2] / "examples" / "leaderboard"
+    repo = hub.repos["datasets/team/board"] = Repo(False)
+    for path in sorted(published.rglob("*")):
+        if path.is_file():
+            repo.files[path.relative_to(published).as_posix()] = path.read_bytes()
+    repo.put("payload.py", b"import os")
+    assert "tiny-trained" in good("leaderboard", "show", "hf://team/board")
+    good("leaderboard", "build", "hf://datasets/team/board", "--out", tmp_path / "site")
+    assert (tmp_path / "site" / "entries" / "oracle.html").is_file()
+    assert not {path for path, _ in hub.downloads} & {"payload.py", "README.md", ".github/workflows/check.yml"}

@@ -77,8 +77,8 @@ def test_published_entries_are_checked_and_ranked(folder: Path) -> None:
 
 def test_record_of_other_content_is_not_shown(folder: Path) -> None:
     board = BoardFolder.read(folder)
-    results = folder / "entries" / "sloppy" / "results.jsonl"
-    results.write_text(results.read_text() + "\n")
+    receipt = folder / "entries" / "sloppy" / "receipt.json"
+    receipt.write_text(receipt.read_text() + "\n")
     assert board.record("sloppy") is None
     out = clawgym("leaderboard", "show", folder).output
     assert "sloppy: not checked" in out
@@ -172,13 +172,17 @@ def test_workflow_refuses_a_forged_pull_request(repository: tuple[Path, str]) ->
 
 
 @pytest.mark.parametrize(
-    "path", ["board.json", "tasks.jsonl", ".github/workflows/check.yml", "checks/mine.json", "entries/oracle/results.jsonl",
-             "entries/oracle/episodes/new.0/transcript.json", "entries/A B/receipt.json", "entries/mine"]
-)  # fmt: skip
+    "path",
+    [
+        *("board.json", "tasks.jsonl", ".github/workflows/check.yml", "checks/mine.json", "entries/mine"),
+        *("entries/oracle/results.jsonl", "entries/oracle/episodes/new.0/transcript.json", "entries/A B/receipt.json"),
+    ],
+)
 def test_pull_request_may_only_add_an_entry(repository: tuple[Path, str], path: str) -> None:
     folder, base = repository
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    (folder / path).write_text("{}")
+    before = (folder / path).read_text() if (folder / path).exists() else "{}"
+    (folder / path).write_text(before + "\n")
     commit(folder)
     done = clawgym("leaderboard", "check", folder, "--since", base)
     assert isinstance(done.exception, LeaderboardError)
@@ -284,10 +288,7 @@ def test_refused_and_damaged_entries_have_no_rank(folder: Path, tmp_path: Path) 
 
 
 def test_damaged_record_does_not_stop_the_site(folder: Path, tmp_path: Path) -> None:
-    board = BoardFolder.read(folder)
     digest = json.loads((folder / "checks" / "noop.json").read_text())["digest"]
     (folder / "checks" / "noop.json").write_text(json.dumps({"digest": digest, "accepted": True, "rules": 7}))
-    build(board, tmp_path / "site")
-    assert "not checked" in (tmp_path / "site" / "entries" / "noop.html").read_text() or (
-        "This entry was not checked" in (tmp_path / "site" / "entries" / "noop.html").read_text()
-    )
+    build(BoardFolder.read(folder), tmp_path / "site")
+    assert "This entry was not checked" in (tmp_path / "site" / "entries" / "noop.html").read_text()
