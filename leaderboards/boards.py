@@ -240,7 +240,7 @@ def submit(run: str | Path, board: BoardFolder, name: str) -> Path:
         raise RunFolderError(f"{run}: has no results of an evaluation: give the folder of `clawgym eval`")
     target = board.entry(name)
     if target.exists():
-        raise LeaderboardError(f"{target} exists: choose another --name")
+        raise LeaderboardError(f"{target} exists: choose another --entry")
     staging = target.with_name(f".{name}.part")
     shutil.rmtree(staging, ignore_errors=True)
     kept = {f"episodes/{folder.episode_folder(row['task_id'], row['sample']).name}" for row in folder.latest.values()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clawgym.cli._options import JsonFlag, RunPath, SandboxName
+from clawgym.cli._options import JsonFlag, Out, RunPath, SandboxName
 from clawgym.console import Console
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def show(
 def submit(
     run: RunPath,
     board: Annotated[Path, typer.Argument(metavar="BOARD", help="The folder of a board, such as a clone of it.")],
-    name: Annotated[str | None, typer.Option(help="Name of the entry. Default: the name of the run folder.")] = None,
+    entry: Annotated[str | None, typer.Option(help="Name of the entry. Default: the name of the run folder.")] = None,
 ) -> None:
     """Make an entry of a board from an evaluation: its results, transcripts and workspaces.
 
@@ -76,7 +76,7 @@ def submit(
     from clawgym.leaderboards.boards import BoardFolder
     from clawgym.leaderboards.boards import submit as make
 
-    Console().say(str(make(run, BoardFolder.read(board), name or run.resolve().name.lower())))
+    Console().say(str(make(run, BoardFolder.read(board), entry or run.resolve().name.lower())))
 
 
 @app.command()
@@ -153,11 +153,12 @@ def _say(out: Console, one: EntryCheck) -> None:
 @app.command()
 def build(
     board: BoardName,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder of the site.")] = Path("site"),
+    out: Out = None,
 ) -> None:
     """Build the static site of a board: ranking, models and agents, costs, history, and a page for each entry."""
     from clawgym.leaderboards.boards import BoardFolder
     from clawgym.leaderboards.site import build as make
 
-    names = make(BoardFolder.read(board), out)
-    Console().say(f"{out / 'index.html'}: {len(names)} files")
+    folder = out or Path("site")
+    names = make(BoardFolder.read(board), folder)
+    Console().say(f"{folder / 'index.html'}: {len(names)} files")

@@ -115,7 +115,7 @@ def test_submission_has_only_what_a_check_reads(folder: Path, tmp_path: Path) ->
     made = submit(run, BoardFolder.read(folder), "mine")
     names = {path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file()}
     assert {name.rpartition("/")[2] for name in names} == {"receipt.json", "results.jsonl", "transcript.json"}
-    with pytest.raises(LeaderboardError, match="choose another --name"):
+    with pytest.raises(LeaderboardError, match="choose another --entry"):
         submit(run, BoardFolder.read(folder), "mine")
 
 
