@@ -8,15 +8,19 @@ installed.
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import math
 import re
+import tarfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-__all__ = ["find_secrets", "looks_random", "secret_shapes", "without_secrets"]
+__all__ = ["find_secrets", "looks_random", "secret_shapes", "texts_of", "without_secrets"]
 
 REMOVED = "[removed]"
 """What :func:`without_secrets` writes for a secret."""
@@ -65,6 +69,7 @@ _NAME = re.compile(r"(?:^|[_.-])(?:key|keys|secrets?|tokens?|passwords?|passwd|c
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _LINE = re.compile(r"^[\s|`>-]*(?:export\s+)?`?([A-Za-z][\w.-]*)`?\s*[=:|]\s*[\"'`]?([\w+/=.-]{16,})", re.MULTILINE)
 _VALUE = re.compile(r"[\w+/=.-]{16,}")
+_MAX_UNPACKED = 512 * 2**20
 _BITS = 3.0
 """Bits of entropy per character above which a value counts as random: 32 random hex digits have at least 3.4."""
 
@@ -91,6 +96,28 @@ def find_secrets(name: str, text: str) -> list[str]:
         if _NAME.search(_CAMEL.sub("_", key)) and _VALUE.fullmatch(value) and looks_random(value):
             found.append(f"{name}, {key}: looks like the value of a secret")
     return list(dict.fromkeys(found))
+
+
+def texts_of(name: str, data: bytes) -> Iterator[tuple[str, str]]:
+    """The (name, text) pairs to search in a file: of a ``.tar.gz``, one for each file in it.
+
+    Raises ValueError for an archive that is damaged or larger than 512 MiB.
+    """
+    if not name.endswith((".tar.gz", ".tgz")):
+        yield name, data.decode("utf-8", "replace")
+        return
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+            tar = packed.read(_MAX_UNPACKED + 1)
+        if len(tar) > _MAX_UNPACKED:
+            raise ValueError(f"larger than {_MAX_UNPACKED >> 20} MiB")
+        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.isreg() else None
+                text = f"{member.name}\n{member.linkname}\n" + (file.read().decode("utf-8", "replace") if file else "")
+                yield f"{name}: {member.name[:200]!r}", text
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"a damaged archive ({error})") from error
 
 
 @cache

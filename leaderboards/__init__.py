@@ -1,4 +1,7 @@
-"""Leaderboards: rank run folders by score; entries with overlapping intervals can share a rank."""
+"""Leaderboards: rank run folders by score; entries whose difference is not significant can share a rank.
+
+A board is a folder with rules, entries and the records of their checks; a static site is made from it.
+"""
 
 from __future__ import annotations
 

@@ -6,11 +6,20 @@ between them (another task content, another grader, too many samples) are flagge
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawgym.evaluation.integrity import belongs, edited, results_digest
-from clawgym.evaluation.summary import READS_FILES, GroupScores, Summary, summarize
+from clawgym.evaluation.summary import (
+    READS_FILES,
+    GroupScores,
+    Summary,
+    graded_by_task,
+    judged_by,
+    summarize,
+    task_means,
+)
 from clawgym.evaluation.verification import read_verification
 from clawgym.records.run_folder import RunFolder
 from clawgym.statistics import Estimate
@@ -44,6 +53,8 @@ class BoardEntry:
     cannot be graded again; ``no`` if the verification failed; empty without one. As trustworthy as the folder."""
     flags: tuple[str, ...]
     """Warnings for the reader: missing episodes, tampered inputs, edited results."""
+    means: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By score: task id -> mean over its samples, for the tasks that the score covers."""
 
     def score(self, by: str) -> Estimate | None:
         """The score named ``by`` (one of :data:`SCORES`); ``None`` if the run has no such score.
@@ -82,7 +93,19 @@ def load_entry(path: str | Path) -> BoardEntry:
         summary=summary,
         verified=_verified(run)[0],
         flags=tuple(_flags(run, summary)),
+        means=_means(run),
     )
+
+
+def _means(run: RunFolder) -> dict[str, dict[str, float]]:
+    graded = graded_by_task(run.manifest, run.rows)
+    forgeable = {
+        task
+        for task, rows in graded.items()
+        if run.manifest.tasks[task].get("executes_agent_code") or any(judged_by(run.manifest, row) for row in rows)
+    }
+    covered = {task: rows for task, rows in graded.items() if task not in forgeable}
+    return {score: task_means(covered if score == "strict" else graded, score) for score in SCORES}
 
 
 def _flags(run: RunFolder, summary: Summary) -> list[str]:

@@ -1,7 +1,7 @@
-"""Rank entries over the same tasks by their confidence intervals.
+"""Rank entries over the same tasks by their paired differences.
 
-Invariants: entries with different task-set hashes are never ranked together. Two entries with overlapping intervals
-differ in rank only if a third entry is better than one of them and not than the other.
+Invariants: entries with different task-set hashes are never ranked together. Two entries whose difference is not
+significant differ in rank only if a third entry is better than one of them and not than the other.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from clawgym.evaluation.compare import MIN_TASKS
+from clawgym.evaluation.paired import difference
 from clawgym.leaderboards.entries import SCORES, BoardEntry
 
-__all__ = ["Board", "Ranked", "rank"]
+__all__ = ["Board", "Ranked", "better", "rank"]
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """An entry and its rank: one plus the number of entries whose interval lies wholly above its own."""
+    """An entry and its rank: one plus the number of entries that are significantly better."""
 
     rank: int | None
     """``None`` if the entry does not have the score."""
@@ -39,7 +41,7 @@ class Board:
 def rank(entries: Iterable[BoardEntry], by: str = "strict") -> tuple[Board, ...]:
     """Make one board per task-set hash, in the order in which the hashes first appear.
 
-    An entry ranks behind another only if its interval lies wholly below the other's. Raises ValueError if ``by`` is not
+    An entry ranks behind another only if the other is better, see :func:`better`. Raises ValueError if ``by`` is not
     one of :data:`~clawgym.leaderboards.entries.SCORES`.
     """
     if by not in SCORES:
@@ -53,19 +55,25 @@ def rank(entries: Iterable[BoardEntry], by: str = "strict") -> tuple[Board, ...]
     )
 
 
-def _ranked(entries: list[BoardEntry], by: str) -> list[Ranked]:
-    def better(one: BoardEntry, other: BoardEntry) -> bool:
-        a, b = one.score(by), other.score(by)
-        return a is not None and b is not None and a.low > b.high
+def better(one: BoardEntry, other: BoardEntry, by: str) -> bool:
+    """Whether ``one`` is significantly better: by the paired difference over the tasks that both have
+    (:attr:`Difference.significant <clawgym.evaluation.paired.Difference.significant>`). With fewer than six common
+    tasks no difference can be significant; then the whole interval must lie above the other's."""
+    a, b = one.means.get(by, {}), other.means.get(by, {})
+    common = [task for task in a if task in b]
+    if len(common) >= MIN_TASKS:
+        found = difference([a[task] - b[task] for task in common])
+        return found.significant and found.value > 0
+    high, low = one.score(by), other.score(by)
+    return high is not None and low is not None and high.low > low.high
 
+
+def _ranked(entries: list[BoardEntry], by: str) -> list[Ranked]:
     def order(entry: BoardEntry) -> tuple[float, str, str]:
         score = entry.score(by)
         return (-score.value if score else 1.0, entry.name, entry.run)
 
     return [
-        Ranked(
-            None if entry.score(by) is None else 1 + sum(better(other, entry) for other in entries),
-            entry,
-        )
+        Ranked(None if entry.score(by) is None else 1 + sum(better(other, entry, by) for other in entries), entry)
         for entry in sorted(entries, key=order)
     ]

@@ -67,7 +67,7 @@ def _excluded(board: Board) -> list[tuple[str, int, str]]:
 
 
 _NOTES = (
-    "Scores are percentages with 95% intervals. Entries rank apart only if their intervals do not overlap.",
+    "Scores are percentages with 95% intervals. Entries rank apart only if their paired difference is significant.",
     "Results over different task contents are never ranked together.",
 )
 _VERIFIED = (

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import platformdirs
 
-from clawgym.errors import MissingDependency, TaskSetNotFound
+from clawgym.errors import DownloadError, MissingDependency, TaskSetNotFound
+from clawgym.records import TaskSet
+from clawgym.snapshots import Remote, list_files
+from clawgym.snapshots import download as fetch
+from clawgym.tasks.formats import read
+from clawgym.tasks.packed import DATA, unpack
 
-__all__ = ["cache_folder", "cached", "download"]
+__all__ = ["REFERENCE", "cache_folder", "cached", "download", "packed_set"]
+
+REFERENCE = "hf://"
+"""Beginning of the name of a task set that is read from the Hub."""
+_MAX_BYTES = 4 * 2**30
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def cache_folder(name: str) -> Path:
@@ -65,3 +77,27 @@ def download(name: str, repo: str, filename: str | None, revision: str | None) -
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def packed_set(reference: str) -> TaskSet:
+    """The set that ``clawgym push tasks`` put into the data set ``hf://OWNER/NAME`` or ``hf://OWNER/NAME@REVISION``.
+
+    It is downloaded into the cache, unless the revision is a commit that is there. Its version is the commit. Raises
+    :class:`TaskSetNotFound` if the Hub does not have it, and :class:`~clawgym.errors.TaskError` if it is damaged.
+    """
+    try:
+        remote = Remote.parse(reference)
+        root = cache_folder("hub") / remote.repo.replace("/", "--")
+        commit = remote.revision or ""
+        if not (_COMMIT.fullmatch(commit) and (root / commit).is_dir()):
+            snapshot = list_files(remote, lambda path: path == DATA, max_bytes=_MAX_BYTES)
+            if not snapshot.files:
+                raise DownloadError(f"{remote.repo} has no {DATA}: name a data set that `clawgym push tasks` made")
+            commit = snapshot.commit
+            with fetch(snapshot, root / commit) as fresh:
+                if fresh is not None:
+                    shutil.rmtree(fresh / "tasks", ignore_errors=True)
+                    unpack(fresh / DATA, fresh / "tasks")
+    except DownloadError as error:
+        raise TaskSetNotFound(f"{reference}: {error}") from error
+    return replace(read(root / commit / "tasks", name=f"{REFERENCE}{remote.repo}", format="clawgym"), version=commit)

@@ -168,6 +168,7 @@ def load(name: str | Path, *, limit: int | None = None, ids: Iterable[str] | Non
     Args:
         name: ``<set>``, ``<set>@<version>``, ``<set>:<category>``, ``<pack>:<split>``, a task folder, a folder of them,
             or a JSONL file;
+            ``hf://OWNER/NAME`` or ``hf://OWNER/NAME@REVISION``, a data set that ``clawgym push tasks`` made;
             a Python file with tasks (``my_tasks.py``, ``my_tasks.py:train``), which is imported; or
             ``package.module:thing``, a pack that Python imports, and ``package.module:thing:<split>``.
             The version of a pack is its ``VERSION``, of a published set a Hub revision or a prefix of its content hash,
@@ -186,7 +187,9 @@ def load(name: str | Path, *, limit: int | None = None, ids: Iterable[str] | Non
     base, _, version = name.partition("@")
     version, _, split = (version or base).partition(":") if version else ("", "", base.partition(":")[2])
     base = base.partition(":")[0]
-    if (file := _python_file(name)) is not None:
+    if name.startswith(_hub.REFERENCE):
+        tasks = _hub.packed_set(name)
+    elif (file := _python_file(name)) is not None:
         tasks = _of_pack(name, load_file(Path(file[0])), "", file[1])
     elif base in packs:
         tasks = _pack(base, version, split)

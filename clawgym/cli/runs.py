@@ -75,6 +75,8 @@ def tasks_of(run: RunFolder, taskset: str | None) -> TaskSet:
     from clawgym.tasks import sets
 
     name = taskset or str(run.manifest.task_set.get("name") or "")
+    if not taskset and name.startswith("hf://"):
+        name = f"{name}@{run.manifest.task_set.get('version')}"
     try:
         return sets.load(name)
     except (TaskSetNotFound, TaskError) as error:

@@ -1,19 +1,31 @@
-"""Upload a checkpoint of a training run to the Hugging Face Hub, with a model card.
+"""Push checkpoints, results, task sets and traces to the Hugging Face Hub, and pull them.
 
 Invariants: nothing is uploaded if a secret is found in it. Only safetensors weights are uploaded, no pickles and no
-optimiser states. The card contains no paths of this machine. Pushing the same files again makes no commit.
+optimiser states. A card contains no paths of this machine. Pushing the same files again makes no commit. What is pulled
+is bounded and checked, and lies below one folder.
 """
 
 from clawgym.hub._checkpoint import Checkpoint, HubError, read_checkpoint
-from clawgym.hub.push import Pushed, Upload, UploadPlan, plan_push, push
+from clawgym.hub._model import plan_checkpoint
+from clawgym.hub._pull import Pulled, plan_pull, pull
+from clawgym.hub._results import plan_results
+from clawgym.hub._tasks import plan_tasks
+from clawgym.hub._traces import plan_traces
+from clawgym.hub._upload import Pushed, Upload, UploadPlan, push
 
 __all__ = [
     "Checkpoint",
     "HubError",
-    "UploadPlan",
+    "Pulled",
     "Pushed",
     "Upload",
-    "plan_push",
+    "UploadPlan",
+    "plan_checkpoint",
+    "plan_pull",
+    "plan_results",
+    "plan_tasks",
+    "plan_traces",
+    "pull",
     "push",
     "read_checkpoint",
 ]

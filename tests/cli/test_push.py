@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from clawgym.cli import app
 from clawgym.errors import ClawGymError
 
-from ..hub_run import train_run
+from ..hub.runs import train_run
 
 pytest.importorskip("huggingface_hub")
 
