@@ -78,23 +78,23 @@ class Recorded(TrlShell):
         return super().bash(command)
 
 
+FORMS: list[tuple[list[Any], list[Any]]] = [
+    ([get_json_schema(Recorded.bash)], []),
+    (list(SHELL_TOOLS), [{"role": "system", "content": SYSTEM}]),
+]
+"""Tools and first messages of the prompts of TRL and of our agent."""
+
+
 def taught(folder: Path, tasks: clawgym.TaskSet) -> Path:
     """The folder of a model that calls the tool with random commands."""
-    bash = get_json_schema(Recorded.bash)
-    forms = [([bash], []), (list(SHELL_TOOLS), [{"role": "system", "content": SYSTEM}])]
-    words = [
-        qwen3_instruct_2507_chat_template,
-        str(forms),
-        *(task.instruction for task in tasks.tasks),
-        *COMMANDS,
-        "done",
-    ]
+    instructions = [task.instruction for task in tasks.tasks]
+    words = [qwen3_instruct_2507_chat_template, str(FORMS), *instructions, *COMMANDS, "done"]
     tokenizer = AutoTokenizer.from_pretrained(make_tiny_model(folder / "scratch", corpus=words, spread=0.05))
     tokenizer.chat_template = qwen3_instruct_2507_chat_template
     model = AutoModelForCausalLM.from_pretrained(folder / "scratch", dtype=torch.float32)
     rows = []
     for number in range(960):
-        tools, messages = forms[number % 2]
+        tools, messages = FORMS[number % 2]
         messages = [*messages, {"role": "user", "content": random.choice(instructions)}]
         for _ in range(TURNS):
             call = {"name": "bash", "arguments": {"command": random.choice(COMMANDS)}}
@@ -209,6 +209,11 @@ def main() -> None:
             "TRL": with_trl(model, folder, tasks, updates),
             "ClawGym": with_ours(model, folder, task_file, updates),
         }
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        for name, (tools, messages) in zip(found, FORMS, strict=True):
+            chat = [*messages, {"role": "user", "content": tasks.tasks[1].instruction}]
+            size = len(tokenizer.apply_chat_template(chat, tools=tools)["input_ids"])
+            print(f"{name}: the first prompt has {size} tokens")
     print("trainer  s/update  turns/update  turns/s  reward first third  last third")
     for trainer, rows in found.items():
         rows = rows[1:]  # the first has what is made once

@@ -68,6 +68,7 @@ _ROUTES = (
         extras=("local",),
         first=("torch==2.13.0",),
     ),
+    Route("inspect", "Inspect AI", ("inspect-ai==0.3.285",), extras=("gateway",)),
 )
 ROUTES: Mapping[str, Route] = {route.name: route for route in _ROUTES}
 """Name -> route."""
