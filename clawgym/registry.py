@@ -406,7 +406,7 @@ dialects = Registry("dialect", "clawgym.dialects", ["clawgym.gateway.dialects"],
 engines = Registry("engine", "clawgym.engines", ["clawgym.engines"], EngineError)
 envs = Registry("env", "clawgym.envs", ["clawgym.envs", "clawgym.interop"], EnvError)
 formats = Registry("format", "clawgym.formats", ["clawgym.tasks.formats"], TaskError)
-graders = Registry("grader", "clawgym.graders", ["clawgym.rewards", "clawgym.interop"], GradingError)
+graders = Registry("grader", "clawgym.graders", ["clawgym.rewards"], GradingError)
 judges = Registry("judge", "clawgym.judges", ["clawgym.rewards", "clawgym.simulation"], TrainingError)
 losses = Registry(
     "loss",

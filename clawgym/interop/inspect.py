@@ -26,7 +26,6 @@ from clawgym.interop._backend import loop_backend
 from clawgym.records import Limits, Submission, Task, TaskFile, TaskSet, VerifierSpec
 from clawgym.records.atif import steps_from_atif
 from clawgym.records.run_folder import TRANSCRIPT, RunFolder
-from clawgym.registry import graders
 from clawgym.rollout import Attempt, EpisodeRequest
 from clawgym.sandbox import Archive, Sandbox, SandboxSpec, Shell
 from clawgym.tasks.sets import load
@@ -34,7 +33,6 @@ from clawgym.tasks.sets import load
 try:
     import inspect_ai as ai  # pyright: ignore[reportMissingImports]
     from inspect_ai import agent, dataset, log, model, scorer, solver, tool, util  # pyright: ignore[reportMissingImports]
-    from inspect_ai.util._sandbox import context  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     raise MissingDependency(f"Inspect AI is needed ({error}): pip install inspect-ai") from error
 
@@ -152,7 +150,7 @@ class ClawGymSandbox(util.SandboxEnvironment):  # type: ignore[misc]
         if done.omitted_bytes:
             raise util.OutputLimitExceededError(util.SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, stdout)
         if done.exit_code == 126 and "ermission denied" in stdout + stderr:
-            raise PermissionError(f"{cmd[0]}: permission denied")
+            raise PermissionError(f"no permission to run {cmd[0]}")
         return util.ExecResult(done.exit_code == 0, done.exit_code, stdout, stderr)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
@@ -170,7 +168,7 @@ class ClawGymSandbox(util.SandboxEnvironment):  # type: ignore[misc]
                 raise util.OutputLimitExceededError(
                     util.SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None
                 ) from error
-            raise FileNotFoundError(f"{file}: {error}") from error
+            raise FileNotFoundError(f"{file} cannot be read ({error})") from error
         return data.decode() if text else data
 
     async def shell(self, command: str) -> str:
@@ -190,7 +188,7 @@ class ClawGymSandbox(util.SandboxEnvironment):  # type: ignore[misc]
         if done.exit_code == _MISSING:
             raise FileNotFoundError(f"there is no file {file}")
         if done.exit_code in (_UNREADABLE, _UNWRITABLE):
-            raise PermissionError(f"permission denied: {file}")
+            raise PermissionError(f"permission denied for {file}")
         found = done.output.decode(errors="surrogateescape").rstrip("\0")
         return found if done.exit_code == 0 and found.startswith("/") else path
 
@@ -228,7 +226,7 @@ def clawgym_verifier() -> Any:
         attempt.final_message = state.output.completion
         ended = await attempt.finish()
         if ended.reward is None:
-            raise RuntimeError(f"infrastructure error: {ended.episode.error}")
+            raise RuntimeError(f"infrastructure error ({ended.episode.error}): run the sample again")
         result = ended.episode.result
         assert result is not None
         about = {"outcome": str(ended.episode.outcome), "strict": result.strict, "checks": dict(result.checks)}
@@ -293,7 +291,10 @@ class InspectTasks:
             id=name,
             instruction=_text_of(sample.input),
             verifier=VerifierSpec(
-                "grader", grader="inspect", grader_options={"task": self.target, "sample": name}, mutable_inputs=("*",)
+                "grader",
+                grader="clawgym.interop.inspect:InspectGrader",
+                grader_options={"task": self.target, "sample": name},
+                mutable_inputs=("*",),
             ),
             inputs=() if needs else _inputs(sample),
             workspace=_WORKSPACE,
@@ -321,7 +322,7 @@ def _inspect_task(target: str) -> Any:
 def _needs(sample: Any, task: Any) -> str | None:
     """What a sample needs that our tasks do not have."""
     sandbox = sample.sandbox or task.sandbox
-    config = getattr(_spec(sandbox), "config", None)
+    config = sandbox[1] if isinstance(sandbox, tuple) else getattr(sandbox, "config", None)
     if config is not None and not isinstance(config, ClawGymSandboxConfig):
         return f"it needs the sandbox configuration {config!r}"
     if sample.choices:
@@ -333,14 +334,6 @@ def _needs(sample: Any, task: Any) -> str | None:
     if not isinstance(sample.input, str) and any(message.role != "user" for message in sample.input):
         return "its input is a conversation"
     return None
-
-
-def _spec(sandbox: Any) -> Any:
-    from inspect_ai.util._sandbox.environment import (  # pyright: ignore[reportMissingImports]
-        resolve_sandbox_environment,
-    )
-
-    return resolve_sandbox_environment(sandbox)
 
 
 def _text_of(given: Any) -> str:
@@ -369,7 +362,6 @@ def _content(content: str) -> bytes:
         return content.encode()
 
 
-@graders.register("inspect")
 class InspectGrader:
     """Scores an answer with the scorers of a task of Inspect AI.
 
@@ -407,6 +399,7 @@ class InspectGrader:
         environments = {"default": ClawGymSandbox(sandbox)}
         try:
             await sandbox.put_archive(Archive(submission.tar), _WORKSPACE)
+            context = importlib.import_module("inspect_ai.util._sandbox.context")  # what util.sandbox() reads
             context.sandbox_environments_context_var.set(environments)
             context.sandbox_with_environments_context_var.set({})
             context.sandbox_default_context_var.set("default")
@@ -422,10 +415,8 @@ class InspectGrader:
 
 
 def _scorer_name(score: Any, number: int) -> str:
-    from inspect_ai._util.registry import registry_info  # pyright: ignore[reportMissingImports]
-
     try:
-        return registry_info(score).name.rpartition("/")[2]
+        return util.registry_info(score).name.rpartition("/")[2]
     except ValueError:
         return f"scorer{number}"
 
