@@ -421,7 +421,7 @@ packs = Registry(
     "clawgym.packs",
     ["clawgym.tasks.packs"],
     TaskSetNotFound,
-    prefixes={"inspect": "clawgym.interop.inspect:pack"},
+    prefixes={"inspect": "clawgym.interop.inspect:pack", "verifiers": "clawgym.interop.verifiers:pack"},
 )
 parsers = Registry("parser", "clawgym.parsers", ["clawgym.gateway"], GatewayError)
 sandboxes = Registry("sandbox", "clawgym.sandboxes", ["clawgym.sandbox"], SandboxUnavailable)

@@ -4,4 +4,5 @@
 - :mod:`clawgym.interop.inspect`: our sandboxes and tasks in Inspect AI, its tasks in our evaluation, our runs as its
   logs.
 - :mod:`clawgym.interop.trl`: ``GRPOTrainer`` trains on episodes of our environments.
+- :mod:`clawgym.interop.verifiers`: our task sets and sandboxes in verifiers, its tasks in our evaluation.
 """

@@ -69,6 +69,13 @@ _ROUTES = (
         first=("torch==2.13.0",),
     ),
     Route("inspect", "Inspect AI", ("inspect-ai==0.3.285",), extras=("gateway",)),
+    Route(
+        "verifiers",
+        "verifiers",
+        ("verifiers==0.4.0", "torch==2.13.0", "safetensors>=0.5"),
+        extras=("gateway",),
+        first=("torch==2.13.0",),
+    ),
 )
 ROUTES: Mapping[str, Route] = {route.name: route for route in _ROUTES}
 """Name -> route."""
@@ -118,7 +125,7 @@ def check_route(route: Route, say: Callable[[str], None]) -> tuple[RouteResult, 
         report = Path(folder, "report.xml")
         test = f"{_TESTS}/test_{route.name}.py"
         options = ["-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}"]
-        command = [str(python), "-m", "pytest", *options, test]
+        command = [str(python), "-P", "-m", "pytest", *options, test]
         done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, env=_outside(), check=False)
         output = done.stdout + done.stderr
         if not report.is_file():
