@@ -14,25 +14,26 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from aiohttp import web
 
 import clawgym
 from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.agents.tool_loop import SYSTEM_PROMPT
-from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TaskError
 from clawgym.evaluation.runner import EvalConfig, evaluate
-from clawgym.gateway.render import Renderer
 from clawgym.sandbox import backend
 
 pytest.importorskip("verifiers.v1", reason="needs verifiers: clawgym interop check verifiers")
 
 import verifiers.v1 as vf
+from aiohttp import web
 from renderers import Qwen3RendererConfig
 from tokenizers import Tokenizer
 from verifiers.v1.cli.eval.runner import run_eval
 from verifiers.v1.configs.cli.eval import EvalConfig as TheirEval
 from verifiers.v1.trace import Trace
+
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.gateway.render import Renderer
 
 HERE = Path(__file__).parent
 TASKS = "terminal-basic:train"
