@@ -10,7 +10,7 @@ WORKERS ?= 4
 # Hundreds of Pythons begin here: each would compile the library, and every worker all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check gpu lint lock unit properties openclaw agents site screenshots soak system clean
+.PHONY: demo test check interop gpu lint lock unit properties openclaw agents site screenshots soak system clean
 
 demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
@@ -55,6 +55,11 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
+
+# The adapters to other packages, each with the real package in an environment of its own: gigabytes and minutes.
+# ROUTES='openenv trl' are only these.
+interop: $(VENV)/.installed
+	$(BIN)/clawgym interop check $(ROUTES)
 
 # The documentation, with the pages that are made from the code; fails on any warning, such as a link that leads nowhere.
 site: $(VENV)/.installed

@@ -49,6 +49,7 @@ from clawgym.errors import (
     EnvError,
     GatewayError,
     GradingError,
+    MissingDependency,
     SandboxUnavailable,
     ServiceError,
     TaskError,
@@ -169,12 +170,12 @@ class Registry:
     def things(self) -> Iterator[tuple[str, Any]]:
         """Every known name and its thing, those that are built in first.
 
-        Imports all of them. RegistryEntry points that cannot be imported are left out, with a warning.
+        Imports all of them. Those that cannot be imported are left out, with a warning.
         """
         for name in sorted(self.names(), key=lambda name: name not in self._built_in):
             try:
                 yield name, self.get(name)
-            except self.error as error:
+            except (self.error, MissingDependency) as error:
                 _log.warning("%s", error)
 
     def make(self, name: str, /, *given: Any, **options: Any) -> Any:
@@ -403,7 +404,7 @@ advantages = Registry(
 agents = Registry("agent", "clawgym.agents", ["clawgym.agents"], AgentError)
 dialects = Registry("dialect", "clawgym.dialects", ["clawgym.gateway.dialects"], GatewayError)
 engines = Registry("engine", "clawgym.engines", ["clawgym.engines"], EngineError)
-envs = Registry("env", "clawgym.envs", ["clawgym.envs"], EnvError)
+envs = Registry("env", "clawgym.envs", ["clawgym.envs", "clawgym.interop"], EnvError)
 formats = Registry("format", "clawgym.formats", ["clawgym.tasks.formats"], TaskError)
 graders = Registry("grader", "clawgym.graders", ["clawgym.rewards"], GradingError)
 judges = Registry("judge", "clawgym.judges", ["clawgym.rewards", "clawgym.simulation"], TrainingError)
@@ -415,7 +416,13 @@ losses = Registry(
     called=True,
     prefixes={"verl": "clawgym.trainers.verl.from_verl:loss"},
 )
-packs = Registry("pack", "clawgym.packs", ["clawgym.tasks.packs"], TaskSetNotFound)
+packs = Registry(
+    "pack",
+    "clawgym.packs",
+    ["clawgym.tasks.packs"],
+    TaskSetNotFound,
+    prefixes={"inspect": "clawgym.interop.inspect:pack", "verifiers": "clawgym.interop.verifiers:pack"},
+)
 parsers = Registry("parser", "clawgym.parsers", ["clawgym.gateway"], GatewayError)
 sandboxes = Registry("sandbox", "clawgym.sandboxes", ["clawgym.sandbox"], SandboxUnavailable)
 scorers = Registry("scorer", "clawgym.scorers", ["clawgym.online", "clawgym.simulation"], ServiceError, called=True)

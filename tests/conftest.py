@@ -57,6 +57,7 @@ CHECK = (
     "gateway/test_inside.py",
     "gateway/test_openclaw",
     "harbor_trials/",
+    "interop/test_",
     "invariants/test_bounded_memory.py",
     "invariants/test_desktops_hold.py",
     "invariants/test_faults_sandbox.py",

@@ -34,6 +34,7 @@ LACKS: Mapping[str, re.Pattern[str]] = {
         "faketime": r"libfaketime",
         "git": r"git is not installed",
         "atheris": r"atheris",
+        "interop": r"clawgym interop check",
     }.items()
 }
 """Name of a requirement -> pattern of the skip reasons for lack of it."""

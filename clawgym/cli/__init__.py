@@ -6,12 +6,13 @@ import sys
 
 import typer
 
-from clawgym.cli import agents, images, leaderboard, openclaw, pool, push, redteam, runs, serve, tasks
+from clawgym.cli import agents, images, interop, leaderboard, openclaw, pool, push, redteam, runs, serve, tasks
 from clawgym.cli.demo import demo
 from clawgym.cli.doctor import doctor
 from clawgym.cli.eval import eval_command
 from clawgym.cli.gateway import gateway_command
 from clawgym.cli.listing import list_command
+from clawgym.cli.serve_env import serve_env_command
 from clawgym.cli.train import train_command
 from clawgym.console import Console, guard_streams
 from clawgym.errors import ClawGymError
@@ -31,6 +32,7 @@ app.add_typer(tasks.app, name="tasks")
 app.add_typer(redteam.app, name="redteam")
 app.command("gateway")(gateway_command)
 app.add_typer(serve.app, name="serve")
+app.command("serve-env")(serve_env_command)
 app.add_typer(pool.app, name="pool")
 app.command("list")(list_command)
 app.add_typer(leaderboard.app, name="leaderboard")
@@ -39,6 +41,7 @@ app.add_typer(push.pull_app, name="pull")
 app.add_typer(agents.app, name="agents")
 app.add_typer(openclaw.app, name="openclaw")
 app.add_typer(images.app, name="images")
+app.add_typer(interop.app, name="interop")
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 

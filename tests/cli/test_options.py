@@ -90,6 +90,7 @@ def test_positional_arguments_have_known_names() -> None:
         "POOL|FILE",
         "FILE",
         "SESSION...",
+        "ROUTE...",
         "SOURCE",
         "DEST",
         "NAME",

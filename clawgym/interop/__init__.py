@@ -1,0 +1,8 @@
+"""Adapters to other packages, one file each. They are imported by name, and import the other package when used.
+
+- :mod:`clawgym.interop.openenv`: OpenEnv's clients step our environments, and ``gym.make`` steps its environments.
+- :mod:`clawgym.interop.inspect`: our sandboxes and tasks in Inspect AI, its tasks in our evaluation, our runs as its
+  logs.
+- :mod:`clawgym.interop.trl`: ``GRPOTrainer`` trains on episodes of our environments.
+- :mod:`clawgym.interop.verifiers`: our task sets and sandboxes in verifiers, its tasks in our evaluation.
+"""

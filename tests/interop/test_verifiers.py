@@ -1,0 +1,205 @@
+"""verifiers: our tasks in its evaluation with exact tokens, our sandboxes as its runtime, its tasks in ours.
+
+Needs the package ``verifiers``. Run with ``python -P``, so that the folder ``verifiers`` of this repository is not
+taken for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+import clawgym
+from clawgym.agents.protocol import AgentContext, AgentReport
+from clawgym.agents.tool_loop import SYSTEM_PROMPT
+from clawgym.errors import TaskError
+from clawgym.evaluation.runner import EvalConfig, evaluate
+from clawgym.sandbox import backend
+
+pytest.importorskip("verifiers.v1", reason="needs verifiers: clawgym interop check verifiers")
+
+import verifiers.v1 as vf
+from aiohttp import web
+from renderers import Qwen3RendererConfig
+from tokenizers import Tokenizer
+from verifiers.v1.cli.eval.runner import run_eval
+from verifiers.v1.configs.cli.eval import EvalConfig as TheirEval
+from verifiers.v1.trace import Trace
+
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.gateway.render import Renderer
+
+HERE = Path(__file__).parent
+TASKS = "terminal-basic:train"
+
+
+@pytest.fixture(autouse=True)
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+class Engine:
+    """A token-in, token-out server such as vLLM's, with scripted replies; notes the prompts as ids."""
+
+    def __init__(self, tokenizer: Path, replies: list[str]) -> None:
+        self.tokenizer = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+        self.end = self.tokenizer.token_to_id("<|im_end|>")
+        self.replies = iter(replies)
+        self.prompts: list[list[int]] = []
+        self.sampled: list[list[int]] = []
+
+    async def generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        ids = [*self.tokenizer.encode(next(self.replies), add_special_tokens=False).ids, self.end]
+        self.prompts.append(body["token_ids"])
+        self.sampled.append(ids)
+        content = [{"token": f"token_id:{n}", "logprob": -0.25} for n in ids]
+        choice = {"index": 0, "token_ids": ids, "finish_reason": "stop", "logprobs": {"content": content}}
+        return web.json_response({"request_id": str(len(self.prompts)), "choices": [choice]})
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post("/inference/v1/generate", self.generate)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        assert runner.addresses
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        await runner.cleanup()
+
+
+async def evaluated(engine: Engine, tokenizer: Path, out: Path, env: dict[str, Any]) -> list[Trace]:
+    """The traces of its own evaluation, with its training client."""
+    async with engine.serving() as url:
+        config = TheirEval.model_validate(
+            {
+                "env": env,
+                "model": str(tokenizer),
+                "client": vf.TrainClientConfig(
+                    base_url=url, renderer=Qwen3RendererConfig(), renderer_model_name=str(tokenizer)
+                ).model_dump(),
+                "output_dir": str(out),
+                "rich": None,
+                "push": False,
+            }
+        )
+        episodes = await run_eval(config)
+    traces = [trace for episode in episodes for trace in episode.traces]
+    assert all(not trace.errors for trace in traces), traces[0].errors
+    return traces
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def solution_of(task: clawgym.Task) -> str:
+    return next(file for file in task.solution if file.path == "solve.sh").read().decode()
+
+
+def block(command: str) -> str:
+    return f"I run this.\n````bash\n{command}\n````"
+
+
+@pytest.mark.parametrize("solved", [True, False])
+async def test_our_tasks_with_exact_ids(
+    tokenizer: Path, solved: bool, tmp_path: Path, record_property: Callable[..., None]
+) -> None:
+    task = clawgym.load(TASKS, limit=1).tasks[0]
+    commands = ["pwd; ls -a", solution_of(task) if solved else "echo no > answer", "false", "printf 'é\\n'; ls"]
+    engine = Engine(tokenizer, [*map(block, commands), "<submit/>"])
+    env = {"taskset": {"id": "our-tasks", "tasks": TASKS, "most": 1}, "agent": {"harness": {"id": "our-tasks"}}}
+    env["agent"]["harness"]["protocol"] = "text"
+    (trace,) = await evaluated(engine, tokenizer, tmp_path, env)
+
+    local = gym.make("ClawGym/terminal-v0", tasks=clawgym.load(TASKS, limit=1))
+    local.reset(options={"task_ids": [task.id]})
+    expected = [local.step(command)[0]["output"] for command in commands]
+    reward, info = local.step("submit")[1::3]
+    local.close()
+    assert trace.rewards["official"].score == reward
+    assert (reward == 1) is solved
+    assert trace.info["clawgym"]["checks"] == info["checks"]
+    for output, seen in zip(expected, trace.info["clawgym"]["outputs"], strict=False):
+        assert output.strip() in seen
+
+    # Their concatenated ids are what our ledger has: the stored ids, and the ids of the new messages.
+    renderer = Renderer(tokenizer)
+    (branch,) = trace.branches
+    messages = [message.model_dump(include={"role", "content"}) for message in branch.messages]
+    system = messages[0]["content"]
+    assert system.startswith(SYSTEM_PROMPT[:20])
+    ids = list(renderer.prompt(messages[:2]))
+    turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+    for number, at in enumerate(turns):
+        assert engine.prompts[number] == ids
+        ids += engine.sampled[number]
+        if number + 1 < len(turns):
+            ids += renderer.increment(engine.sampled[number], messages[at + 1 : turns[number + 1]])
+    assert branch.token_ids == ids
+    assert sum(branch.sampled_mask) == sum(map(len, engine.sampled))
+    what = "solved" if solved else "failed"
+    compared = f"{len(expected)} outputs as `gym.make`, all {len(ids)} ids as our ledger"
+    record_property("held", f"our tasks ({what}): the reward, the checks and {compared}")
+
+
+async def test_our_sandbox_as_its_runtime(
+    tokenizer: Path, tmp_path: Path, record_property: Callable[..., None]
+) -> None:
+    engine = Engine(tokenizer, ["$ echo $FROM; id -u; pwd", "$ echo hi > out.txt; curl -sm 2 http://192.0.2.1", "done"])
+    env = {"taskset": {"id": "shell-words"}, "agent": {"harness": {"id": "shell-words"}}}
+    (trace,) = await evaluated(engine, tokenizer, tmp_path, env)
+    assert trace.rewards["made"].score == 1.0
+    assert trace.info["messages"][2]["content"] == "harness\n0\n/workspace\n"
+    assert trace.agent.runtime.id.startswith("clawgym:")
+    assert [call.error for call in trace.calls] == [None] * 3
+    stored = next(Path(tmp_path).rglob("traces.jsonl")).read_text()
+    assert "clawgym:" in stored
+    record_property("held", "a program in our sandbox plays its environment through its interception server")
+
+
+class Says:
+    """Runs a command and says an answer."""
+
+    name, version = "says", "1"
+
+    def __init__(self, answer: str, command: str) -> None:
+        self.answer, self.command = answer, command
+
+    async def run(self, context: AgentContext) -> AgentReport:
+        await context.sandbox.exec(["bash", "-c", self.command], cwd=context.task.workspace)
+        return AgentReport(final_message=self.answer)
+
+    def identity(self) -> dict[str, Any]:
+        return {"name": self.name, "version": self.version, "answer": self.answer, "command": self.command}
+
+    async def aclose(self) -> None: ...
+
+
+async def test_its_tasks_in_our_evaluation(tmp_path: Path, record_property: Callable[..., None]) -> None:
+    tasks = clawgym.load("verifiers:word-lengths")
+    assert "image" in (tasks.by_id["boxed"].unsupported or "")
+    found = {}
+    for name, agent in {"right": Says("4", "echo 4 > answer.txt"), "said": Says("4", "true")}.items():
+        made = backend("auto")
+        try:
+            await evaluate(EvalConfig(tasks, agent, made, tmp_path / name))
+        finally:
+            await made.aclose()
+        rows = map(json.loads, (tmp_path / name / "results.jsonl").read_text().splitlines())
+        found[name] = {row["task_id"]: (row["outcome"], (row["result"] or {}).get("checks")) for row in rows}
+    assert found["right"]["moon"] == ("solved", {"said": 1.0, "written": 1.0})
+    assert found["right"]["river"] == ("failed", {"said": 0.0, "written": 0.0})
+    assert found["said"]["moon"] == ("failed", {"said": 1.0, "written": 0.0})
+    with pytest.raises(TaskError, match="name an installed taskset"):
+        clawgym.load("verifiers:no-such-taskset")
+    record_property("held", "its tasks by our agents, scored by its rewards, with and without a runtime")
