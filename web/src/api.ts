@@ -44,11 +44,11 @@
  * In a mailable report the answers are embedded (Embedded): lists are whole (offset 0), pictures are data: URLs.
  */
 
-/** A place in the page of a mailable report, in `<script type="application/json" id="clawgym-data">`. */
+/** The data of a mailable report, in `<script type="application/json" id="clawgym-data">`. */
 export interface Embedded {
   /** The place that the report opens with, such as "/runs/ID". */
   home: string;
-  /** Address without "/api/" and without a query -> answer. `sources` is always there. */
+  /** Address, without "/api/" before it and without a query -> answer. `sources` is always there. */
   answers: Record<string, unknown>;
 }
 
@@ -83,6 +83,8 @@ export interface Progress {
 export interface Page<T> {
   /** Of the whole list, after filtering. */
   total: number;
+  /** Before filtering. */
+  all: number;
   offset: number;
   items: T[];
   /** Something is not in the list yet, or left out; otherwise empty. */
@@ -948,7 +950,7 @@ export interface SearchHit {
 
 // ------------------------------------------------------------------------------------------------------------ events
 
-/** `data` of a server-sent event. */
+/** `data` of a server-sent event; the events have no name. */
 export type LiveEvent =
   | { kind: "sources" }
   | { kind: "source"; id: string; state: State; changed: number; indexed: Progress | null }
