@@ -729,6 +729,8 @@ export interface PoolEpisode extends PoolEpisodeLine {
   members: { seq: number; sample: number; reward: number | null }[];
   /** Its reward minus the mean of its group, and that divided by the standard deviation; null if undefined. */
   advantage: { centred: number; normalized: number | null } | null;
+  /** Every turn that a judge scored, by the index of its step. */
+  rewards_by_turn: { step: number; name: string; value: number | null }[];
   pictures: Picture[];
   notes: string[];
 }
