@@ -12,7 +12,7 @@
  * | runs/ID/episodes/NAME                              | Episode                                           |
  * | runs/ID/episodes/NAME/turns?offset&limit           | Page<Step>                                        |
  * | runs/ID/episodes/NAME/tokens?turn                  | Tokens                                            |
- * | runs/ID/pictures/DIGEST                            | a picture (addresses are in Step.observations)    |
+ * | runs/ID/pictures/DIGEST                            | a picture (addresses are in Picture.src)          |
  * | compare?a=ID&b=ID                                  | Compare                                           |
  * | training/ID                                        | Training                                          |
  * | pools/ID                                           | Pool                                              |
@@ -173,7 +173,8 @@ export interface Run {
   about: [string, string][];
   /** The run manifest without its tasks. */
   manifest: Record<string, unknown>;
-  summary: Summary;
+  /** Null until it is computed; an event says when. The counts below are then empty. */
+  summary: Summary | null;
   /** Not passed most often first. */
   checks: CheckCount[];
   /** Official scores of the graded episodes in 20 bins of equal width from 0 to 1. */
@@ -901,7 +902,15 @@ export interface GateResult {
   verdict: string;
   reasons: string[];
   /** Criterion -> what was measured. */
-  figures: { name: string; n: number; value: number | null; low: number | null; high: number | null }[];
+  figures: {
+    name: string;
+    n: number;
+    value: number | null;
+    low: number | null;
+    high: number | null;
+    /** What `low` must be at least. */
+    needed: number | null;
+  }[];
 }
 
 // -------------------------------------------------------------------------------------------------------------- live
