@@ -36,6 +36,7 @@ __all__ = [
     "ordered",
     "run_answer",
     "run_figures",
+    "settings",
     "token_answer",
     "transcript_of",
     "turns_answer",
@@ -76,6 +77,11 @@ def about(manifest: RunManifest) -> list[tuple[str, str]]:
         ("Started", manifest.created.replace("T", " ").replace("+00:00", " UTC")),
     ]
     return [(name, value[:200]) for name, value in facts if value]
+
+
+def settings(manifest: RunManifest) -> dict[str, Any]:
+    """The run manifest without its tasks."""
+    return {**dataclasses.replace(manifest, tasks={}).to_dict(), "tasks": f"{len(manifest.tasks)} tasks"}
 
 
 @contextlib.contextmanager
@@ -148,7 +154,7 @@ def run_answer(run: RunFolder, scores: summary.Summary) -> dict[str, Any]:
         "name": run.path.name,
         "path": str(run.path),
         "about": about(run.manifest),
-        "manifest": {**run.manifest.to_dict(), "tasks": f"{len(run.manifest.tasks)} tasks"},
+        "manifest": settings(run.manifest),
         "summary": scores.to_dict(),
         "checks": _check_counts(graded),
         "distribution": distribution,

@@ -246,7 +246,7 @@ class Answers:
                 "name": source.path.name,
                 "path": str(source.path),
                 "about": run_answers.about(manifest),
-                "manifest": {**manifest.to_dict(), "tasks": f"{len(manifest.tasks)} tasks"},
+                "manifest": run_answers.settings(manifest),
                 "summary": None,
                 "checks": [],
                 "distribution": {"solved": [0] * 20, "unsolved": [0] * 20},

@@ -28,7 +28,6 @@ from clawgym.viewer.sources import FoundSource, Search, find, is_alive, writer
 __all__ = ["Catalog"]
 
 _POLL_SECONDS, _FIND_SECONDS = 1.0, 10.0
-_PATIENCE = 0.3
 _QUEUE = 256
 """Events that wait for one subscriber; a slow one is told to read everything again."""
 _LINE = 2**20
@@ -46,8 +45,6 @@ class _Indexed:
         self._index: RunIndex | None = None
         self.progress = {"done": 0, "total": 0}
         self.problem = ""
-        self.told = threading.Event()
-        """Set when the process that makes the index has reported once."""
 
     @contextlib.contextmanager
     def use(self) -> Iterator[RunIndex]:
@@ -97,17 +94,18 @@ class Catalog:
         return found if found is not None and found.kind in kinds else None
 
     @contextlib.contextmanager
-    def index(self, id: str, patience: float = _PATIENCE) -> Iterator[RunIndex]:
-        """The index of a run. It may still be in the making: after ``patience`` seconds it is given as it is.
+    def index(self, id: str) -> Iterator[RunIndex]:
+        """The index of a run, which may still be in the making.
 
         Raises :class:`~clawgym.errors.RunFolderError` for a run that cannot be read."""
         indexed = self._indexes.get(id)
         if indexed is None:
             raise RunFolderError(f"{id}: the run is gone: choose another of the list")
-        indexed.told.wait(patience)
         if indexed.problem and not indexed.progress["total"]:
             raise RunFolderError(indexed.problem)
         with indexed.use() as index:
+            if not index.begun:
+                index.update()  # the first answer does not wait for the other process, which has to start
             yield index
 
     def progress(self, id: str) -> dict[str, int]:
@@ -122,10 +120,11 @@ class Catalog:
 
     def noted(self, id: str, key: str) -> dict[str, Any] | None:
         """What was computed of a run; None if it was not computed yet."""
-        with contextlib.suppress(RunFolderError), self.index(id, 0) as index:
+        if (indexed := self._indexes.get(id)) is None:
+            return None
+        with indexed.use() as index:
             text = index.get(key)
-            return json.loads(text) if text else None
-        return None
+        return json.loads(text) if text else None
 
     def state(self, source: FoundSource) -> str:
         """``State`` of the answers, for a source of any kind but a training and an audit."""
@@ -264,7 +263,6 @@ class Catalog:
                 if indexed is not None:
                     indexed.progress = {"done": said["done"], "total": said["total"]}
                     indexed.problem = said["problem"]
-                    indexed.told.set()
                     await self.report(said["id"])
             await worker.wait()
             await asyncio.sleep(_POLL_SECONDS)  # it was killed: begin again

@@ -174,6 +174,11 @@ class RunIndex:
         return self.get("offset") + ":" + self.get("mark")
 
     @property
+    def begun(self) -> bool:
+        """Whether anything was read of ``results.jsonl``."""
+        return bool(self.get("manifest"))
+
+    @property
     def damaged(self) -> int:
         """Number of damaged lines."""
         return int(self.get("damaged") or 0)

@@ -7,6 +7,7 @@ have another form are left out, and counted in the notes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -81,7 +82,7 @@ def training_answer(folder: Path) -> dict[str, Any]:
         "name": folder.name,
         "path": str(folder),
         "about": _about(manifest, rows),
-        "manifest": {**manifest.to_dict(), "tasks": f"{len(manifest.tasks)} tasks"},
+        "manifest": {**dataclasses.replace(manifest, tasks={}).to_dict(), "tasks": f"{len(manifest.tasks)} tasks"},
         "config": _flat(manifest.config),
         "data": [
             {"use": one.use, "name": one.name, "split": one.split, "tasks": one.tasks, "sha256": one.sha256}
