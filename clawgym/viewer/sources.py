@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawgym.errors import RunFolderError
-from clawgym.files import read_below
+from clawgym.files import open_below
 from clawgym.records.run_folder import LOCK, MANIFEST
 from clawgym.reporting.page import source_id
 from clawgym.viewer.index import read_manifest
@@ -180,12 +180,24 @@ def _has_pool_tables(path: Path) -> bool:
 
 
 def writer(folder: Path) -> int | None:
-    """The process that writes a run folder now; None if there is none."""
+    """The process that writes a run folder now; None if there is none.
+
+    Its lock is looked up in the list of the kernel, as trying to take it would disturb a run that begins."""
     try:
-        pid = int(read_below(folder, LOCK, 64))
+        with open_below(folder, LOCK) as file:
+            pid, number = int(file.read(64)), os.fstat(file.fileno()).st_ino
     except (OSError, ValueError):
         return None
-    return pid if is_alive(pid) else None
+    return pid if is_alive(pid) and _is_locked(number) else None
+
+
+def _is_locked(number: int) -> bool:
+    """Whether a process holds a lock on a file with this inode; True where that cannot be known."""
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return True
+    return any(" FLOCK " in line and f":{number} " in line for line in lines)
 
 
 def is_alive(pid: object) -> bool:

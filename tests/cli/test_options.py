@@ -97,7 +97,18 @@ def test_positional_arguments_have_known_names() -> None:
         "TASK",
         "FOLDER",
     }
-    known |= {"SESSION", "VERSION", "[VERSION]", "PACKAGE", "KIND", "[RUN|PID]", "[PATH]...", "TASK_ID", "URL", "rl|sft|prm"}
+    known |= {
+        "SESSION",
+        "VERSION",
+        "[VERSION]",
+        "PACKAGE",
+        "KIND",
+        "[RUN|PID]",
+        "[PATH]...",
+        "TASK_ID",
+        "URL",
+        "rl|sft|prm",
+    }
     shown = {
         (name, argument.metavar or argument.name.upper())
         for name, command in ALL.items()
