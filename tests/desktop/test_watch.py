@@ -89,7 +89,7 @@ async def test_an_evaluation_keeps_what_was_seen_and_its_report_shows_it(backend
 
 
 def test_a_batch_is_watched_from_outside() -> None:
-    with pytest.raises(ValueError, match="clawgym runs watch"):
+    with pytest.raises(ValueError, match="clawgym view"):
         gym.make("ClawGym/gui-v0", num_envs=2, tasks=TASKS, width=640, height=480, render_mode="human")
     envs = gym.make("ClawGym/gui-v0", num_envs=2, tasks=TASKS, width=640, height=480)
     observations, _ = envs.reset(seed=1)
