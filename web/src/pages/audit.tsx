@@ -1,0 +1,2 @@
+export function AttackPage() { return null; }
+export function AuditPage() { return null; }

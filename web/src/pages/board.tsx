@@ -1,0 +1,1 @@
+export function BoardPage() { return null; }

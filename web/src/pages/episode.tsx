@@ -1,0 +1,2 @@
+export function EpisodePage() { return null; }
+export function PoolEpisodePage() { return null; }

@@ -1,0 +1,1 @@
+export function OnlinePage() { return null; }
