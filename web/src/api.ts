@@ -12,7 +12,7 @@
  * | runs/ID/episodes/NAME                              | Episode                                           |
  * | runs/ID/episodes/NAME/turns?offset&limit           | Page<Step>                                        |
  * | runs/ID/episodes/NAME/tokens?turn                  | Tokens                                            |
- * | runs/ID/pictures/DIGEST                            | a picture (addresses are in Step.observations)    |
+ * | runs/ID/pictures/DIGEST                            | a picture (addresses are in Picture.src)          |
  * | compare?a=ID&b=ID                                  | Compare                                           |
  * | training/ID                                        | Training                                          |
  * | pools/ID                                           | Pool                                              |
@@ -44,11 +44,11 @@
  * In a mailable report the answers are embedded (Embedded): lists are whole (offset 0), pictures are data: URLs.
  */
 
-/** A place in the page of a mailable report, in `<script type="application/json" id="clawgym-data">`. */
+/** The data of a mailable report, in `<script type="application/json" id="clawgym-data">`. */
 export interface Embedded {
   /** The place that the report opens with, such as "/runs/ID". */
   home: string;
-  /** Address without "/api/" and without a query -> answer. `sources` is always there. */
+  /** Address, without "/api/" before it and without a query -> answer. `sources` is always there. */
   answers: Record<string, unknown>;
 }
 
@@ -83,6 +83,8 @@ export interface Progress {
 export interface Page<T> {
   /** Of the whole list, after filtering. */
   total: number;
+  /** Before filtering. */
+  all: number;
   offset: number;
   items: T[];
   /** Something is not in the list yet, or left out; otherwise empty. */
@@ -171,7 +173,8 @@ export interface Run {
   about: [string, string][];
   /** The run manifest without its tasks. */
   manifest: Record<string, unknown>;
-  summary: Summary;
+  /** Null until it is computed; an event says when. The counts below are then empty. */
+  summary: Summary | null;
   /** Not passed most often first. */
   checks: CheckCount[];
   /** Official scores of the graded episodes in 20 bins of equal width from 0 to 1. */
@@ -727,6 +730,8 @@ export interface PoolEpisode extends PoolEpisodeLine {
   members: { seq: number; sample: number; reward: number | null }[];
   /** Its reward minus the mean of its group, and that divided by the standard deviation; null if undefined. */
   advantage: { centred: number; normalized: number | null } | null;
+  /** Every turn that a judge scored, by the index of its step. */
+  rewards_by_turn: { step: number; name: string; value: number | null }[];
   pictures: Picture[];
   notes: string[];
 }
@@ -897,7 +902,15 @@ export interface GateResult {
   verdict: string;
   reasons: string[];
   /** Criterion -> what was measured. */
-  figures: { name: string; n: number; value: number | null; low: number | null; high: number | null }[];
+  figures: {
+    name: string;
+    n: number;
+    value: number | null;
+    low: number | null;
+    high: number | null;
+    /** What `low` must be at least. */
+    needed: number | null;
+  }[];
 }
 
 // -------------------------------------------------------------------------------------------------------------- live
@@ -948,7 +961,7 @@ export interface SearchHit {
 
 // ------------------------------------------------------------------------------------------------------------ events
 
-/** `data` of a server-sent event. */
+/** `data` of a server-sent event; the events have no name. */
 export type LiveEvent =
   | { kind: "sources" }
   | { kind: "source"; id: string; state: State; changed: number; indexed: Progress | null }

@@ -127,6 +127,8 @@ export function useAnswer<T>(address: string | null, live?: string): Asked<T> {
 /** A long list of which only the pages that are looked at are loaded. */
 export interface Paged<T> {
   total: number | undefined;
+  /** Before filtering. */
+  all: number | undefined;
   row: (index: number) => T | undefined;
   /** Say which rows are looked at. */
   show: (first: number, last: number) => void;
@@ -135,10 +137,8 @@ export interface Paged<T> {
   note: string;
 }
 
-const PAGE = 100;
-
 /** The list at an address, without its offset and limit. */
-export function usePaged<T>(address: string, live?: string): Paged<T> {
+export function usePaged<T>(address: string, live?: string, size = 100): Paged<T> {
   const key = address;
   const [, redraw] = useState(0);
   const changed = useChanged(live);
@@ -148,6 +148,7 @@ export function usePaged<T>(address: string, live?: string): Paged<T> {
     fresh: new Set<number>(),
     flying: new Map<number, AbortController>(),
     total: undefined as number | undefined,
+    all: undefined as number | undefined,
     error: undefined as Failed | undefined,
     note: "",
     seen: [0, 0] as [number, number],
@@ -165,7 +166,7 @@ export function usePaged<T>(address: string, live?: string): Paged<T> {
     const stop = new AbortController();
     s.flying.set(page, stop);
     const asked = s.key;
-    const part = `offset=${page * PAGE}&limit=${PAGE}`;
+    const part = `offset=${page * size}&limit=${size}`;
     get<Page<T>>(asked + (asked.includes("?") ? "&" : "?") + part, stop.signal).then(
       (data) => {
         if (stop.signal.aborted || state.current.key !== asked) return;
@@ -180,6 +181,7 @@ export function usePaged<T>(address: string, live?: string): Paged<T> {
           }
         }
         s.total = data.total;
+        s.all = data.all;
         s.note = data.note;
         s.error = undefined;
         redraw((n) => n + 1);
@@ -191,12 +193,12 @@ export function usePaged<T>(address: string, live?: string): Paged<T> {
         redraw((n) => n + 1);
       },
     );
-  }, []);
+  }, [size]);
 
   const show = useCallback(
     (first: number, last: number) => {
       const s = state.current;
-      s.seen = [Math.floor(Math.max(0, first) / PAGE), Math.floor(Math.max(0, last) / PAGE)];
+      s.seen = [Math.floor(Math.max(0, first) / size), Math.floor(Math.max(0, last) / size)];
       // Pages that were scrolled past are not waited for.
       for (const [page, flight] of s.flying)
         if (page < s.seen[0] - 1 || page > s.seen[1] + 1) {
@@ -205,7 +207,7 @@ export function usePaged<T>(address: string, live?: string): Paged<T> {
         }
       for (let page = s.seen[0]; page <= s.seen[1]; page++) load(page);
     },
-    [load],
+    [load, size],
   );
 
   const again = useCallback(() => {
@@ -221,8 +223,8 @@ export function usePaged<T>(address: string, live?: string): Paged<T> {
     return () => flying.forEach((flight) => flight.abort());
   }, []);
 
-  const row = (index: number) => now.pages.get(Math.floor(index / PAGE))?.[index % PAGE];
-  return { total: now.total, row, show, error: now.error, again, note: now.note };
+  const row = (index: number) => now.pages.get(Math.floor(index / size))?.[index % size];
+  return { total: now.total, all: now.all, row, show, error: now.error, again, note: now.note };
 }
 
 // ---------------------------------------------------------------------------------------------- live updates

@@ -12,7 +12,7 @@ export interface VCol<T> {
   /** Key of the sort, if the list can be sorted by it. */
   sort?: string;
   name: string;
-  cell: (row: T) => ReactNode;
+  cell: (row: T, index: number) => ReactNode;
   /** A size of CSS grid. */
   width: string;
   num?: boolean;
@@ -147,7 +147,7 @@ export function VirtualTable<T>(props: {
                 >
                   {cols.map((col) => (
                     <div key={col.name} role="cell" className={col.num ? "num" : "cut"}>
-                      {row === undefined ? <div className="ghost" style={{ width: "60%" }} /> : col.cell(row)}
+                      {row === undefined ? <div className="ghost" style={{ width: "60%" }} /> : col.cell(row, item.index)}
                     </div>
                   ))}
                 </div>

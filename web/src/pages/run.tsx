@@ -2,7 +2,7 @@
 import { Button, NativeSelect, TextInput } from "@mantine/core";
 import { useEffect, useMemo, useRef, useState } from "react";
 import { Link, useLocation } from "wouter";
-import type { EpisodeLine, Estimate, GroupScores, Run, Scores, Sources } from "../api";
+import type { EpisodeLine, Estimate, GroupScores, Run, Scores, Sources, Summary } from "../api";
 import { embedded, query as asQuery, useAnswer, usePaged, type Paged } from "../data";
 import { count, dollars, duration, number, percent, plural, whole } from "../format";
 import { Icon } from "../icons";
@@ -17,8 +17,6 @@ export function RunPage({ params }: { params: { id: string } }) {
 }
 
 function Page({ run }: { run: Run }) {
-  const s = run.summary;
-  const none = s.scores.episodes === 0;
   return (
     <>
       <Head
@@ -29,6 +27,25 @@ function Page({ run }: { run: Run }) {
         actions={<CompareWith id={run.id} />}
       />
       <Notes notes={run.notes} />
+      {run.summary ? (
+        <Results run={run} s={run.summary} />
+      ) : (
+        <Notice>
+          <b>The scores are being computed.</b> They appear here in a moment.
+        </Notice>
+      )}
+      <Episodes run={run} />
+      <section>
+        <Raw title="Run manifest" value={run.manifest} />
+      </section>
+    </>
+  );
+}
+
+function Results({ run, s }: { run: Run; s: Summary }) {
+  const none = s.scores.episodes === 0;
+  return (
+    <>
       {run.state === "running" && (
         <Notice>
           <b>Running.</b> {whole(s.scores.episodes)} of {plural(s.planned, "episode")} have a result. This page follows.
@@ -59,12 +76,8 @@ function Page({ run }: { run: Run }) {
           <p>Scores appear with the first episode that ends.</p>
         </Blank>
       ) : (
-        <Overview run={run} />
+        <Overview run={run} s={s} />
       )}
-      <Episodes run={run} />
-      <section>
-        <Raw title="Run manifest" value={run.manifest} />
-      </section>
     </>
   );
 }
@@ -118,8 +131,7 @@ function Score({ label, estimate, about, main }: { label: string; estimate: Esti
   );
 }
 
-function Overview({ run }: { run: Run }) {
-  const s = run.summary;
+function Overview({ run, s }: { run: Run; s: Summary }) {
   const [, change] = useQuery();
   const graded = Math.max(1, s.scores.episodes);
   const tokens = s.usage.prompt_tokens + s.usage.completion_tokens;
@@ -389,14 +401,13 @@ function Episodes({ run }: { run: Run }) {
   }, [text, change]);
   const keep = listQuery(query);
   const cols = useMemo(() => columns(run.id, keep), [run.id, keep]);
-  const all = run.summary.planned;
   return (
     <section aria-labelledby="episodes" style={{ scrollMarginTop: 60 }}>
       <div className="title">
         <h2 id="episodes" style={{ scrollMarginTop: 64 }}>
           Episodes
         </h2>
-        <Found total={list.total} what={list.total === 1 ? "episode" : "episodes"} {...(set.length ? { all } : {})} />
+        <Found total={list.total} what={list.total === 1 ? "episode" : "episodes"} {...(list.all === undefined ? {} : { all: list.all })} />
       </div>
       <div className="filters">
         <TextInput
@@ -507,10 +518,10 @@ function columns(id: string, keep: string): VCol<EpisodeLine>[] {
       sort: "task",
       width: "minmax(140px, 2.4fr)",
       phone: true,
-      cell: (row) => (
+      cell: (row, index) => (
         <div className="two-lines">
           <div className="cut">
-            <Link className="open" href={to("runs", id, "episodes", row.name) + keep} title={row.task}>
+            <Link className="open" href={`${to("runs", id, "episodes", row.name)}${keep}&at=${index}`} title={row.task}>
               {row.task}
             </Link>
             {row.sample > 0 && <span className="soft"> #{row.sample}</span>}
