@@ -79,7 +79,7 @@ export const Chart = memo(function Chart(props: Props) {
       width: Math.max(160, place.clientWidth),
       height,
       legend: { show: false },
-      padding: [8, 8, 0, 0],
+      padding: [8, 16, 0, 0],
       scales: {
         x: { time: false, ...(xs.length === 1 ? { range: [(xs[0] ?? 0) - 1, (xs[0] ?? 0) + 1] } : {}) },
         y: { range: (_, low, high) => limits(low, high, props.from, props.to) },

@@ -8,7 +8,7 @@ export function percent(share: number | null | undefined, digits = 1): string {
 
 export function signed(share: number, digits = 1): string {
   const text = (100 * Math.abs(share)).toFixed(digits);
-  return `${share < 0 && Number(text) !== 0 ? "−" : "+"}${text}`;
+  return Number(text) === 0 ? text : `${share < 0 ? "−" : "+"}${text}`;
 }
 
 export function whole(value: number | null | undefined): string {

@@ -257,14 +257,14 @@ export function Mark({ kind, icon, children }: { kind?: string; icon?: IconName;
 /** A mean and its 95 % interval on an axis from `from` to `to`. */
 export function Whisker(props: { value: number; low: number; high: number; from?: number; to?: number; label: string }) {
   const { value, low, high, from = 0, to = 1 } = props;
-  const x = (at: number) => 4 + (192 * (Math.min(to, Math.max(from, at)) - from)) / (to - from);
+  const x = (at: number) => (100 * (Math.min(to, Math.max(from, at)) - from)) / (to - from);
   return (
-    <svg className="whisker" viewBox="0 0 200 16" height={16} role="img" aria-label={props.label}>
-      <line className="axis" x1={4} x2={196} y1={8} y2={8} />
-      {from < 0 && <line className="axis" x1={x(0)} x2={x(0)} y1={1} y2={15} />}
-      <line className="range" x1={x(low)} x2={x(high)} y1={8} y2={8} />
-      <circle className="dot" cx={x(value)} cy={8} r={4.5} />
-    </svg>
+    <div className="whisker" role="img" aria-label={props.label}>
+      <span className="axis" />
+      {from < 0 && <span className="zero" style={{ left: `${x(0)}%` }} />}
+      <span className="range" style={{ left: `${x(low)}%`, width: `${x(high) - x(low)}%` }} />
+      <span className="dot" style={{ left: `${x(value)}%` }} />
+    </div>
   );
 }
 
@@ -309,10 +309,14 @@ export function Bars({ rows, most = 12, colour = "var(--c0)" }: { rows: BarRow[]
   );
 }
 
-/** Counts as one bar of colours and patterns, with a legend that carries the numbers. */
-export function Counts({ rows, colours }: { rows: [string, number][]; colours?: string[] }) {
+const COLOURS: Record<string, number> = { solved: 0, failed: 1, truncated: 4, infra: 3, unsupported: 6, open: 5, delivered: 0, consumed: 0, dropped: 1 };
+
+/** Counts as one bar of colours, with a legend that carries the numbers. */
+export function Counts({ rows }: { rows: [string, number][] }) {
   const total = rows.reduce((sum, [, n]) => sum + n, 0);
-  const colour = (at: number) => colours?.[at] ?? `var(--c${at % 7})`;
+  const left = [0, 1, 2, 3, 4, 5, 6].filter((n) => !rows.some(([name]) => COLOURS[name] === n));
+  const colours = rows.map(([name]) => `var(--c${COLOURS[name] ?? left.shift() ?? 6})`);
+  const colour = (at: number) => colours[at];
   return (
     <>
       <div className="stack" aria-hidden="true">
@@ -492,5 +496,20 @@ export function Raw({ title, value }: { title: string; value: unknown }) {
         </pre>
       )}
     </details>
+  );
+}
+
+/** A picture of the server or of the report; an address of anything else is not shown. */
+export function Shot(props: { src: string; alt: string; className?: string; link?: boolean }) {
+  const [broken, set] = useState(false);
+  if (broken || !/^(\/api\/|data:image\/)/.test(props.src))
+    return <p className="soft">{props.alt}: this picture cannot be shown.</p>;
+  const image = <img className={props.className} src={props.src} alt={props.alt} decoding="async" onError={() => set(true)} />;
+  return props.link && props.src.startsWith("/api/") ? (
+    <a href={props.src} target="_blank" rel="noreferrer">
+      {image}
+    </a>
+  ) : (
+    image
   );
 }

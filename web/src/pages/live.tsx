@@ -3,7 +3,7 @@ import { Link } from "wouter";
 import type { Live, LiveSandbox, Sources } from "../api";
 import { useAnswer } from "../data";
 import { plural, whole } from "../format";
-import { Blank, Head, Mark, Section, Shown, shorten } from "../ui";
+import { Blank, Head, Mark, Section, Shot, Shown, shorten } from "../ui";
 import { placeOf } from "./sources";
 
 export function LivePage() {
@@ -53,7 +53,7 @@ function Sandbox({ sandbox }: { sandbox: LiveSandbox }) {
       <p className="clamp" title={sandbox.instruction}>
         {shorten(sandbox.instruction, 600, 6)}
       </p>
-      {sandbox.picture && <img src={sandbox.picture} alt={`Screen of ${sandbox.task}`} />}
+      {sandbox.picture && <Shot src={sandbox.picture} alt={`Screen of ${sandbox.task}`} />}
       {sandbox.action && (
         <div>
           <div className="soft" style={{ fontSize: 12 }}>

@@ -100,30 +100,30 @@ function ChannelCard({ channel }: { channel: Channel }) {
         />
         <div className="two">
           <div>
-            <h3 className="soft">Episodes</h3>
+            <h3>Episodes</h3>
             <Counts rows={entries(channel.episodes)} />
           </div>
           {total(channel.groups) > 0 && (
             <div>
-              <h3 className="soft">Groups</h3>
+              <h3>Groups</h3>
               <Counts rows={entries(channel.groups)} />
             </div>
           )}
           {total(channel.fates) > 0 && (
             <div>
-              <h3 className="soft">What became of the episodes</h3>
+              <h3>What became of the episodes</h3>
               <Counts rows={entries(channel.fates)} />
             </div>
           )}
           {Object.keys(channel.dropped).length > 0 && (
             <div>
-              <h3 className="soft">Groups that were dropped</h3>
+              <h3>Groups that were dropped</h3>
               <Counts rows={entries(channel.dropped)} />
             </div>
           )}
           {flawed.length > 0 && (
             <div>
-              <h3 className="soft">Turns that are not trained on, by flaw</h3>
+              <h3>Turns that are not trained on, by flaw</h3>
               <Bars colour="var(--c1)" most={6} rows={flawed.map(([name, n]) => ({ key: name, name, share: n / Math.max(1, channel.turns), text: whole(n) }))} />
             </div>
           )}

@@ -8,7 +8,7 @@ import { plural, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
 import { useQuery } from "../router";
-import { Long } from "../ui";
+import { Long, Shot } from "../ui";
 
 export function Replay({ base, pictures }: { base: string; pictures: Picture[] }) {
   const [query, change] = useQuery();
@@ -27,7 +27,7 @@ export function Replay({ base, pictures }: { base: string; pictures: Picture[] }
   // The next picture is there when it is shown.
   useEffect(() => {
     const next = pictures[at + 1];
-    if (next) new Image().src = next.src;
+    if (next?.src.startsWith("/api/")) new Image().src = next.src;
   }, [at, pictures]);
   const steps = useAnswer<Page<Step>>(picture ? `${base}/turns?offset=${picture.step}&limit=1` : null);
   const step = steps.data?.items[0];
@@ -35,7 +35,7 @@ export function Replay({ base, pictures }: { base: string; pictures: Picture[] }
   return (
     <div className="columns">
       <figure>
-        <img src={picture.src} alt={`Screenshot ${at + 1} of ${pictures.length}, at step ${picture.step}`} style={{ width: "100%", borderRadius: 8, border: "1px solid var(--line)", background: "var(--sunk)" }} />
+        <Shot key={picture.src} className="screen" src={picture.src} alt={`Screenshot ${at + 1} of ${pictures.length}, at step ${picture.step}`} />
         <div className="filters" style={{ marginTop: 10 }}>
           <ActionIcon variant="default" size="lg" aria-label="Previous screenshot" disabled={at === 0} onClick={() => go(at - 1)}>
             <Icon name="left" />

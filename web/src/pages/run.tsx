@@ -8,7 +8,7 @@ import { count, dollars, duration, number, percent, plural, whole } from "../for
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
 import { to, useQuery } from "../router";
-import { Bars, Blank, Counts, EstimateBar, Head, Histogram, Mark, Notes, Notice, OutcomeMark, Raw, Reasons, Section, Shown, StateMark, Table, Tile, interval, outcomeName } from "../ui";
+import { Bars, Blank, Counts, EstimateBar, Head, Histogram, Notes, Notice, OutcomeMark, Raw, Reasons, Section, Shown, StateMark, Table, Tile, interval, outcomeName } from "../ui";
 import { Found, VirtualTable, type VCol } from "../vtable";
 
 export function RunPage({ params }: { params: { id: string } }) {
@@ -51,7 +51,7 @@ function Results({ run, s }: { run: Run; s: Summary }) {
           <b>Running.</b> {whole(s.scores.episodes)} of {plural(s.planned, "episode")} have a result. This page follows.
         </Notice>
       )}
-      {run.state !== "running" && !s.complete && s.planned > 0 && (
+      {run.state !== "running" && !s.complete && s.planned > 0 && s.missing.length > s.infra_episodes && (
         <Notice kind="warn">
           <b>{none ? "No episode has a result yet." : "Incomplete."}</b> {whole(s.missing.length)} of {plural(s.planned, "episode")} have no
           result. Run the same command again to resume.
@@ -266,7 +266,7 @@ function Overview({ run, s }: { run: Run; s: Summary }) {
         {s.infra_attempts > 0 && (
           <Section title="Infrastructure errors by kind" aside="attempts, retried and not scored">
             <div className="card">
-              <Counts rows={Object.entries(s.infra_faults)} colours={["var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)"]} />
+              <Counts rows={Object.entries(s.infra_faults)} />
               <div style={{ height: 12 }} />
               <Bars
                 most={6}
@@ -527,6 +527,7 @@ function columns(id: string, keep: string): VCol<EpisodeLine>[] {
             {row.sample > 0 && <span className="soft"> #{row.sample}</span>}
           </div>
           <div className="cut soft" title={row.cause || row.category}>
+            {row.tampered && <b>tampered inputs · </b>}
             {row.cause || row.category}
           </div>
         </div>
@@ -537,11 +538,7 @@ function columns(id: string, keep: string): VCol<EpisodeLine>[] {
       sort: "outcome",
       width: "108px",
       phone: true,
-      cell: (row) => (
-        <>
-          <OutcomeMark outcome={row.outcome} /> {row.tampered && <Mark kind="warn">tampered</Mark>}
-        </>
-      ),
+      cell: (row) => <OutcomeMark outcome={row.outcome} />,
     },
     { name: "official", sort: "official", width: "68px", num: true, phone: true, cell: (row) => percent(row.official) },
     { name: "adjusted", sort: "corrected", width: "70px", num: true, title: "baseline-adjusted score", cell: (row) => percent(row.corrected) },
@@ -553,12 +550,6 @@ function columns(id: string, keep: string): VCol<EpisodeLine>[] {
         <div className="two-lines">
           <div>
             {row.checks ? `${whole(row.passed)} of ${whole(row.checks)} passed` : <span className="soft">no checks</span>}
-            {row.runs_agent_code && (
-              <span className="soft" title="The grader runs the agent's code, which could forge the result.">
-                {" "}
-                · runs agent code
-              </span>
-            )}
           </div>
           <div className="cut soft mono" style={{ fontSize: 11.5 }} title={row.failed.join(", ")}>
             {row.failed.join(", ")}

@@ -227,6 +227,7 @@ function Runs({ rows, picked, pick }: { rows: Source[]; picked: string[]; pick: 
                     <td>
                       <input
                         type="checkbox"
+                        disabled={!run}
                         aria-label={`Compare ${source.name}`}
                         checked={picked.includes(source.id)}
                         onChange={(event) =>
@@ -243,7 +244,7 @@ function Runs({ rows, picked, pick }: { rows: Source[]; picked: string[]; pick: 
                   <td className="num">
                     <b>{percent(run?.strict?.value)}</b>
                   </td>
-                  <td style={{ minWidth: 130 }}>
+                  <td style={{ minWidth: 150 }}>
                     {run?.strict && (
                       <>
                         <EstimateBar estimate={run.strict} />

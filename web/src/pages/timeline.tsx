@@ -9,7 +9,7 @@ import { count, number, plural, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
 import { useQuery } from "../router";
-import { Blank, Long, Mark, Notice, Problem, shorten } from "../ui";
+import { Blank, Long, Mark, Notice, Problem, Shot, shorten } from "../ui";
 import { BAR, useTop } from "../vtable";
 import type { RewardPoint } from "./episode";
 
@@ -198,11 +198,7 @@ const StepCard = memo(function StepCard({ step, total, tokens, opened, open }: C
       <div key={at} className="part">
         <div className="what">Result</div>
         {each.text && text(`${part}.${at}`, each.text, "block seen", 1000, 12)}
-        {each.picture && (
-          <a href={each.picture.src} target="_blank" rel="noreferrer">
-            <img className="shot" src={each.picture.src} alt={`Screenshot at step ${step.n}`} loading="lazy" decoding="async" />
-          </a>
-        )}
+        {each.picture && <Shot className="shot" link src={each.picture.src} alt={`Screenshot at step ${step.n}`} />}
       </div>
     ));
   const called = new Set(step.calls.map((call) => call.id));

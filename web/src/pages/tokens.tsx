@@ -253,7 +253,7 @@ const Spans = memo(function Spans({ tokens, from, to, start, by, largest }: Omit
     const kind = sampled ? `${shade(token, by, largest)}${token.trained ? "" : " masked"}` : "not";
     return (
       <span key={at} data-i={at} className={kind}>
-        {token.text ?? ` ${token.id} `}
+        {token.text === null ? ` ${token.id} ` : token.text.replaceAll("\n", "↵\n")}
       </span>
     );
   });
