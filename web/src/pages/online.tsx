@@ -70,7 +70,7 @@ function Page({ online, again }: { online: Online; again: () => void }) {
               },
               { name: "from", num: true, cell: (version) => (version.parent === null ? "start" : version.parent) },
               { name: "sessions", num: true, cell: (version) => whole(version.sessions) },
-              { name: "made", cell: (version) => <span title={when(version.made)}>{ago(version.made)}</span> },
+              { name: "made", cell: (version) => <time title={when(version.made)}>{ago(version.made)}</time> },
               { name: "gate", grow: true, cell: (version) => <Gate results={version.gate} /> },
               {
                 name: "",
@@ -102,7 +102,7 @@ function Page({ online, again }: { online: Online; again: () => void }) {
             most={20}
             label="History"
             cols={[
-              { name: "when", cell: (event) => when(event.at) },
+              { name: "when", cell: (event) => <time>{when(event.at)}</time> },
               { name: "what", cell: (event) => <Mark kind={event.kind === "promoted" ? "promoted" : "warn"}>{event.kind === "promoted" ? "promoted" : "rolled back"}</Mark> },
               { name: "version", num: true, cell: (event) => event.version },
               { name: "before", num: true, cell: (event) => event.before },

@@ -4,7 +4,7 @@ import { useMemo, useRef, useState } from "react";
 import { Link, useLocation } from "wouter";
 import type { Kind, Source, Sources } from "../api";
 import { useAnswer, embedded } from "../data";
-import { ago, count, dollars, duration, percent, plural, whole } from "../format";
+import { ago, count, dollars, duration, percent, plural, when, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
 import { to, useQuery } from "../router";
@@ -190,7 +190,9 @@ function Runs({ rows, picked, pick }: { rows: Source[]; picked: string[]; pick: 
                 </th>
               )}
               <th scope="col">run</th>
-              <th scope="col">task set</th>
+              <th scope="col" className="big-only">
+                task set
+              </th>
               <th scope="col" className="num">
                 episodes
               </th>
@@ -239,7 +241,9 @@ function Runs({ rows, picked, pick }: { rows: Source[]; picked: string[]; pick: 
                   <td className="grow" style={{ minWidth: 200 }}>
                     <Name source={source} />
                   </td>
-                  <td style={{ minWidth: 110 }}>{run?.task_set}</td>
+                  <td className="big-only" style={{ minWidth: 110 }}>
+                    {run?.task_set}
+                  </td>
                   <td className="num">{run ? `${whole(run.episodes)} / ${whole(run.planned)}` : "–"}</td>
                   <td className="num">
                     <b>{percent(run?.strict?.value)}</b>
@@ -259,7 +263,9 @@ function Runs({ rows, picked, pick }: { rows: Source[]; picked: string[]; pick: 
                   <td className="num">{run ? count(run.tokens) : "–"}</td>
                   <td className="num">{run ? duration(run.seconds) : "–"}</td>
                   <td className="num">{run ? percent(run.infra_rate) : "–"}</td>
-                  <td className="num soft">{ago(source.changed)}</td>
+                  <td className="num soft">
+                    <time title={when(source.changed)}>{ago(source.changed)}</time>
+                  </td>
                 </tr>
               );
             })}
@@ -316,7 +322,9 @@ function Trainings({ rows, all }: { rows: Source[]; all: Source[] }) {
                   </td>
                   <td>{of?.score && `${of.score.split}, ${of.score.greedy ? "greedy" : "sampled"}`}</td>
                   <td>{pool && <Link href={placeOf(pool)}>{pool.name}</Link>}</td>
-                  <td className="num soft">{ago(source.changed)}</td>
+                  <td className="num soft">
+                    <time title={when(source.changed)}>{ago(source.changed)}</time>
+                  </td>
                 </tr>
               );
             })}
@@ -354,7 +362,9 @@ function Others({ rows, all }: { rows: Source[]; all: Source[] }) {
                   </td>
                   <td>{parent && <Link href={placeOf(parent)}>{parent.name}</Link>}</td>
                   <td className="soft">{source.path}</td>
-                  <td className="num soft">{ago(source.changed)}</td>
+                  <td className="num soft">
+                    <time title={when(source.changed)}>{ago(source.changed)}</time>
+                  </td>
                 </tr>
               );
             })}
