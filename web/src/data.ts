@@ -4,7 +4,7 @@
  * An answer stays shown while a newer one is on its way: nothing flickers, and nothing loses its place.
  */
 import { useCallback, useEffect, useRef, useState, useSyncExternalStore } from "react";
-import type { Embedded, LiveEvent, Page } from "./api";
+import type { Embedded, LiveEvent, Page, Source, Sources } from "./api";
 import { answerFrom } from "./embedded";
 
 const holder = document.getElementById("clawgym-data");
@@ -122,6 +122,12 @@ export function useAnswer<T>(address: string | null, live?: string): Asked<T> {
     loading: mine ? state.loading : address !== null,
     again,
   };
+}
+
+/** The source with an id, once the list of sources is there. */
+export function useSource(id: string | null): Source | undefined {
+  const sources = useAnswer<Sources>(id === null ? null : "sources");
+  return sources.data?.sources.find((source) => source.id === id);
 }
 
 /** A long list of which only the pages that are looked at are loaded. */

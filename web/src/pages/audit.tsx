@@ -199,7 +199,7 @@ function OfAttack({ attack }: { attack: Attack }) {
         </Notice>
       )}
       <Reasons title={`${plural(Object.keys(attack.infra).length, "task")} with infrastructure errors`} rows={attack.infra} />
-      <Section title="Exploits that earned reward" aside="share of the attacked tasks">
+      <Section title="What the exploits earned" aside="share of the attacked tasks">
         {attack.rates.length === 0 ? (
           <Blank small title="Nothing was attacked yet" />
         ) : (

@@ -3,7 +3,7 @@ import { ActionIcon, Tabs } from "@mantine/core";
 import { useEffect, useState, type ReactNode } from "react";
 import { Link, useLocation } from "wouter";
 import type { Check, Episode, EpisodeLine, Page, PoolEpisode, PoolEpisodeLine } from "../api";
-import { embedded, useAnswer } from "../data";
+import { embedded, useAnswer, useSource } from "../data";
 import { bytes, count, dollars, duration, number, percent, plural, signed, when, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
@@ -84,6 +84,7 @@ function Around({ list, at, link }: { list: string; at: number; link: (item: nev
 function RunEpisode({ id, base, episode }: { id: string; base: string; episode: Episode }) {
   const [query] = useQuery();
   const at = query.get("at");
+  const source = useSource(id);
   const keep = listQuery(query);
   const back = new URLSearchParams([...query].filter(([name]) => name === "sort" || (FILTERS as readonly string[]).includes(name)));
   const facts: [string, string][] = [
@@ -132,7 +133,7 @@ function RunEpisode({ id, base, episode }: { id: string; base: string; episode: 
         title={episode.task}
         crumbs={[
           ...(embedded ? [] : [["Sources", "/"] as [string, string]]),
-          [episode.run, to("runs", id) + (back.toString() ? `?${back}` : "")],
+          [source?.name ?? "Run", to("runs", id) + (back.toString() ? `?${back}` : "")],
         ]}
         marks={
           <>
@@ -347,6 +348,8 @@ export function PoolEpisodePage({ params }: { params: { id: string; seq: string 
 function OfPool({ id, base, episode }: { id: string; base: string; episode: PoolEpisode }) {
   const [query] = useQuery();
   const at = query.get("at");
+  const source = useSource(id);
+  const training = useSource(source?.parent ?? null);
   const [list, setList] = useState("");
   useEffect(() => {
     const kept = new URLSearchParams([...query].filter(([name]) => !["tab", "step", "turn", "at", "by"].includes(name)));
@@ -369,7 +372,7 @@ function OfPool({ id, base, episode }: { id: string; base: string; episode: Pool
         title={episode.task || episode.id}
         crumbs={[
           ["Sources", "/"],
-          [episode.pool, to("pools", id)],
+          [training ? `Pool of ${training.name}` : (source?.name ?? "Pool"), to("pools", id)],
         ]}
         marks={
           <>

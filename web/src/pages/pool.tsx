@@ -3,7 +3,7 @@ import { Link } from "wouter";
 import { TextInput } from "@mantine/core";
 import { useRef, useMemo } from "react";
 import type { Channel, Pool, PoolEpisodeLine, PoolGroup } from "../api";
-import { query as asQuery, useAnswer, usePaged } from "../data";
+import { query as asQuery, useAnswer, usePaged, useSource } from "../data";
 import { ago, count, number, plural, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
@@ -22,16 +22,18 @@ const entries = (counts: Record<string, number>) => Object.entries(counts).sort(
 
 function Page({ pool }: { pool: Pool }) {
   const tokens = pool.versions.reduce((sum, version) => sum + version.tokens, 0);
+  const training = useSource(pool.training);
   const most = Math.max(1, ...pool.versions.map((version) => version.turns));
   const [query, change] = useQuery();
   const view = query.get("list") === "groups" ? "groups" : "episodes";
   return (
     <>
       <Head
-        title={pool.name}
+        title={training ? `Pool of ${training.name}` : pool.name}
         crumbs={[["Sources", "/"]]}
         actions={pool.training && <Link href={to("training", pool.training)}>Training run</Link>}
         facts={[
+          ["File", pool.path],
           ["Channels", whole(pool.channels.length)],
           ["Episodes", whole(pool.channels.reduce((sum, channel) => sum + total(channel.episodes), 0))],
           ["Turns", whole(pool.channels.reduce((sum, channel) => sum + channel.turns, 0))],
