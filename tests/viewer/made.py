@@ -12,6 +12,7 @@ import random
 import struct
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -101,8 +102,7 @@ def summary(lines: list[Answer], planned: int) -> Answer:
     graded = [line for line in lines if line["official"] is not None]
     some, n, infra = bool(graded), max(1, len(graded)), len(lines) - len(graded)
     strict = sum(line["strict"] for line in graded) / n
-    outcomes, causes = ({name: sum(line[key] == name for line in graded) for name in
-                         dict.fromkeys(line[key] for line in graded if line[key])} for key in ("outcome", "cause"))  # fmt: skip
+    outcomes, causes = (Counter(str(line[key]) for line in graded if line[key]) for key in ("outcome", "cause"))
     scores = {
         "episodes": len(graded),
         "strict": estimate(strict) if some else None,
@@ -219,14 +219,17 @@ DIFF = """--- a/report/summarize.py
 """
 INSTRUCTION = (
     "Rename all reports in `incoming/` so that their names begin with the date of the file's first line, and write the "
-    "total of each into `report/totals.csv`. Keep the permissions of the files. Do not touch `log/`.\n\nThe date has the "
-    "form 2026-11-26."
+    "total of each into `report/totals.csv`. Keep the permissions of the files. Do not touch `log/`.\n\n"
+    "The date has the form 2026-11-26."
 )
 THOUGHT = (
     "The names carry no date yet. I list the folder first, and read the beginning of each file, so that I see whether "
     "all of them have a date.\n"
 )
-TRACEBACK = 'Traceback (most recent call last):\n  File "report/summarize.py", line 9\nIndexError: list index out of range\nstatus 1'
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "report/summarize.py", line 9\n'
+    "IndexError: list index out of range\nstatus 1"
+)
 
 
 def step(n: int, *, pictures: bool = False, turn: int | None = None) -> Answer:
@@ -277,7 +280,11 @@ def step(n: int, *, pictures: bool = False, turn: int | None = None) -> Answer:
 def episode(line: Answer, run_id: str, turns: int, **more: Any) -> Answer:
     bad = "expected 2026-11-26-report-004.txt, found report-004.txt"
     checks = [
-        {"name": name, "score": float(name not in line["failed"]), "seen": f"{name}: {bad if name in line['failed'] else 'ok'}"}
+        {
+            "name": name,
+            "score": float(name not in line["failed"]),
+            "seen": f"{name}: {bad if name in line['failed'] else 'ok'}",
+        }
         for name in CHECKS
     ]
     retried = {"fault": "endpoint", "seconds": 12.0, "finished": "2026-11-26T21:00:00+00:00"}
@@ -290,14 +297,19 @@ def episode(line: Answer, run_id: str, turns: int, **more: Any) -> Answer:
         "checks_list": checks if line["official"] is not None else [],
         "facts": [["Grading mode", "clean"], ["No-model baseline", "0.17"]],
         "phases": {"start": 0.4, "agent": 61.2, "verify": 2.1},
-        "history": [{"attempt": 1, "outcome": "infra", "cause": "the endpoint answered 503", **retried}, {"attempt": 2, **last}],
+        "history": [
+            {"attempt": 1, "outcome": "infra", "cause": "the endpoint answered 503", **retried},
+            {"attempt": 2, **last},
+        ],
         "final_message": "All reports are renamed, and report/totals.csv has one line for each.",
         "verifier_log": "\n".join(str(check["seen"]) for check in checks),
         "error_log": "HTTP 503: overloaded\n" * 5 if line["outcome"] == "infra" else "",
         "votes": [{"criterion": "keeps to the instruction", "votes": [1.0, 0.5, 1.0]}],
         "files": [{"name": "transcript.json", "size": 48_211}, {"name": "verifier.log", "size": 512}],
         "workspace": {
-            "files": [{"path": f"incoming/2026-11-{k:02d}-report.txt", "size": 900 + k, "kind": "file"} for k in range(1, 20)],
+            "files": [
+                {"path": f"incoming/2026-11-{k:02d}-report.txt", "size": 900 + k, "kind": "file"} for k in range(1, 20)
+            ],
             "note": "",
         },
         "turns": turns,
@@ -309,7 +321,24 @@ def episode(line: Answer, run_id: str, turns: int, **more: Any) -> Answer:
     }
 
 
-WORDS = ("The", " file", " is", " renamed", "\n", " and", " I", " check", " it", ".", " `ls", " -la", "`", " report", "-", "004")
+WORDS = (
+    "The",
+    " file",
+    " is",
+    " renamed",
+    "\n",
+    " and",
+    " I",
+    " check",
+    " it",
+    ".",
+    " `ls",
+    " -la",
+    "`",
+    " report",
+    "-",
+    "004",
+)
 
 
 def tokens(turn: int, turns: int) -> Answer:
@@ -631,7 +660,12 @@ def board() -> Answer:
 
 
 def audit() -> Answer:
-    flaws = (("solution fails", True, 4), ("no-op earns reward", True, 2), ("flaky", False, 3), ("needs network", False, 0))
+    flaws = (
+        ("solution fails", True, 4),
+        ("no-op earns reward", True, 2),
+        ("flaky", False, 3),
+        ("needs network", False, 0),
+    )
     policies = enumerate(("no-op", "touch-all-files", "echo-the-instruction"))
     return {
         "id": "audit-1",
@@ -642,7 +676,9 @@ def audit() -> Answer:
         "size": 300,
         "audited": 300,
         "kept": 291,
-        "flaws": [{"name": n, "breaks": b, "about": f"What {n} means, in a sentence.", "tasks": k} for n, b, k in flaws],
+        "flaws": [
+            {"name": n, "breaks": b, "about": f"What {n} means, in a sentence.", "tasks": k} for n, b, k in flaws
+        ],
         "policies": [
             {"policy": name, "mean": 0.02 * k, "max": 0.4, "above_0": 8 * k, "above_half": k, "crashed": 0}
             for k, name in policies
@@ -871,10 +907,18 @@ class Made:
         found.append(source("run", "damaged", state="damaged", problem=problem))
         for name, made in self.trainings.items():
             score = made["evaluations"][-1] if made["evaluations"] else None
-            figures = {"method": "grpo", "model": "smol-135m", "created": "", "steps": len(made["steps"]), "score": score}
+            figures = {
+                "method": "grpo",
+                "model": "smol-135m",
+                "created": "",
+                "steps": len(made["steps"]),
+                "score": score,
+            }
             found.append(source("training", name, state=made["state"], label="grpo, smol-135m", training=figures))
         found.append(source("pool", "pool-1", name="pool.db", parent="grpo-a", label="992 episodes"))
-        found += [source(kind, f"{kind}-1", label="terminal-basic@2") for kind in ("board", "audit", "attack", "online")]
+        found += [
+            source(kind, f"{kind}-1", label="terminal-basic@2") for kind in ("board", "audit", "attack", "online")
+        ]
         paths, problems = ["runs/", "audits/"], ["runs/old: not readable"]
         return {"library": "0.2.0", "writable": True, "paths": paths, "sources": found, "problems": problems}
 

@@ -1,7 +1,7 @@
 /** The frame of all pages: navigation, theme, keys, and which page an address shows. */
 import { ActionIcon, useMantineColorScheme } from "@mantine/core";
-import { Component, useEffect, useRef, useState, type ReactNode } from "react";
-import { Link, Route, Switch, useLocation, useSearch } from "wouter";
+import { Component, useEffect, useLayoutEffect, useRef, useState, type ReactNode } from "react";
+import { Link, Route, Switch, useLocation } from "wouter";
 import { embedded, useConnection } from "./data";
 import { Icon } from "./icons";
 import { KeyHelp, useKeys } from "./keys";
@@ -24,7 +24,8 @@ const NAMES = { auto: "as the system", dark: "dark", light: "light" } as const;
 export function App() {
   const [help, setHelp] = useState(false);
   const [path, navigate] = useLocation();
-  const { colorScheme, setColorScheme } = useMantineColorScheme();
+  // Otherwise it puts a style element into the page for a moment, which the policy forbids.
+  const { colorScheme, setColorScheme } = useMantineColorScheme({ keepTransitions: true });
   const [icon, next] = THEMES[colorScheme];
   const connection = useConnection();
   useKeys({
@@ -119,37 +120,43 @@ function parent(path: string): string {
 /** A new page begins at its top; one that is gone back to is where it was. */
 function useScroll() {
   const [path] = useLocation();
-  const search = useSearch();
   const places = useRef(new Map<string, number>());
   const back = useRef(false);
-  const here = path;
   useEffect(() => {
     history.scrollRestoration = "manual";
     const popped = () => (back.current = true);
-    addEventListener("popstate", popped);
-    return () => removeEventListener("popstate", popped);
+    // Before the listener that draws the other page.
+    addEventListener("popstate", popped, true);
+    return () => removeEventListener("popstate", popped, true);
   }, []);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const known = places.current;
-    const wanted = back.current ? (known.get(here) ?? 0) : 0;
+    const wanted = back.current ? (known.get(path) ?? 0) : 0;
     back.current = false;
-    const keep = () => known.set(here, scrollY);
-    addEventListener("scroll", keep, { passive: true });
-    // The list gets its height only once its answer is there.
-    let tries = 0;
+    const keep = () => known.set(path, scrollY);
+    // A list gets its height only once its answer is there. Whoever scrolls meanwhile goes where they like.
+    const until = performance.now() + 5000;
+    let frame = 0;
     const place = () => {
       scrollTo(0, wanted);
-      if (Math.abs(scrollY - wanted) > 2 && tries++ < 60) frame = requestAnimationFrame(place);
+      if (Math.abs(scrollY - wanted) > 2 && performance.now() < until) frame = requestAnimationFrame(place);
+      else begin();
     };
-    let frame = 0;
-    if (wanted || scrollY) place();
-    return () => {
+    const begin = () => {
+      stop();
+      addEventListener("scroll", keep, { passive: true });
+    };
+    const stop = () => {
       cancelAnimationFrame(frame);
+      for (const name of ["wheel", "touchstart", "keydown"]) removeEventListener(name, begin);
+    };
+    for (const name of ["wheel", "touchstart", "keydown"]) addEventListener(name, begin, { passive: true });
+    place();
+    return () => {
+      stop();
       removeEventListener("scroll", keep);
     };
-  }, [here]);
-  // Changes of filters alone are no way back to another page.
-  useEffect(() => void (back.current = false), [search]);
+  }, [path]);
 }
 
 function Nowhere() {

@@ -229,7 +229,7 @@ function Values({ xs, lines, columns, across, title }: { xs: number[]; lines: Li
   const step = Math.max(1, Math.ceil(xs.length / most));
   return (
     <>
-      <div className="scroll" role="region" aria-label={`${title}, as a table`} tabIndex={0} style={{ maxHeight: 240, overflow: "auto" }}>
+      <div className="scroll" role="group" aria-label={`${title}, as a table`} tabIndex={0} style={{ maxHeight: 240, overflow: "auto" }}>
         <table className="table">
           <thead>
             <tr>

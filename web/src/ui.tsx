@@ -447,7 +447,7 @@ export function Table<T>(props: { label: string; cols: Col<T>[]; rows: T[]; most
   const [all, set] = useState(false);
   const shown = all ? rows : rows.slice(0, most);
   const table = (
-    <div className="scroll" role="region" aria-label={props.label} tabIndex={0}>
+    <div className="scroll" role="group" aria-label={props.label} tabIndex={0}>
       <table className={props.card ? "table rows" : "table"}>
         <thead>
           <tr>

@@ -3,7 +3,7 @@ import { useMediaQuery } from "@mantine/hooks";
 import { useWindowVirtualizer } from "@tanstack/react-virtual";
 import { useCallback, useEffect, useLayoutEffect, useRef, useState, type ReactNode } from "react";
 import type { Paged } from "./data";
-import { whole } from "./format";
+import { plural, whole } from "./format";
 import { Icon } from "./icons";
 import { useKeys } from "./keys";
 import { Blank, Notice, Problem } from "./ui";
@@ -161,11 +161,12 @@ export function VirtualTable<T>(props: {
 }
 
 /** "1,204 of 5,000 episodes". */
-export function Found({ total, all, what }: { total: number | undefined; all?: number; what: string }) {
+export function Found({ list, one }: { list: { total: number | undefined; all: number | undefined }; one: string }) {
+  const { total, all } = list;
   if (total === undefined) return null;
   return (
     <span className="soft" role="status">
-      {all !== undefined && all !== total ? `${whole(total)} of ${whole(all)} ${what}` : `${whole(total)} ${what}`}
+      {all !== undefined && all !== total ? `${whole(total)} of ${plural(all, one)}` : plural(total, one)}
     </span>
   );
 }

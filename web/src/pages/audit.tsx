@@ -141,7 +141,7 @@ function Tasks({ audit, flaws }: { audit: Audit; flaws: string[] }) {
     [],
   );
   return (
-    <Section title="Tasks" aside={<Found total={list.total} all={audit.audited} what="tasks" />}>
+    <Section title="Tasks" aside={<Found list={list} one="task" />}>
       <div className="filters">
         <TextInput
           ref={field}

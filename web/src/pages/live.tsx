@@ -67,7 +67,7 @@ function Sandbox({ sandbox }: { sandbox: LiveSandbox }) {
           <div className="soft" style={{ fontSize: 12 }}>
             Result
           </div>
-          <div className="block seen" tabIndex={0} role="region" aria-label={`Result of the last action of ${sandbox.task}`}>
+          <div className="block seen" tabIndex={0} role="group" aria-label={`Result of the last action of ${sandbox.task}`}>
             {sandbox.text.slice(-1200)}
           </div>
         </div>

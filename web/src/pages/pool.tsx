@@ -180,7 +180,7 @@ function Episodes({ pool }: { pool: Pool }) {
         {query.get("group") && <Mark>group {query.get("group")}</Mark>}
         {set && clear}
         <span className="end actions">
-          <Found total={list.total} what="episodes" />
+          <Found list={list} one="episode" />
           <Exports address={address} name={pool.name} />
         </span>
       </div>
@@ -232,7 +232,7 @@ function Groups({ pool }: { pool: Pool }) {
         {pool.channels.length > 1 && <Select label="Channel" value={query.get("channel")} onChange={(channel) => change({ channel })} options={pool.channels.map(({ name }) => [name, name])} />}
         <Select label="State" value={query.get("state")} onChange={(state) => change({ state })} options={states} />
         <span className="end">
-          <Found total={list.total} what="groups" />
+          <Found list={list} one="group" />
         </span>
       </div>
       <VirtualTable label="Groups" list={list} cols={cols} sort="" onSort={() => undefined} empty={<Blank small title="No groups">{plural(0, "group")} match.</Blank>} />

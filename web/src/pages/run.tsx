@@ -407,7 +407,7 @@ function Episodes({ run }: { run: Run }) {
         <h2 id="episodes" style={{ scrollMarginTop: 64 }}>
           Episodes
         </h2>
-        <Found total={list.total} what={list.total === 1 ? "episode" : "episodes"} {...(list.all === undefined ? {} : { all: list.all })} />
+        <Found list={list} one="episode" />
       </div>
       <div className="filters">
         <TextInput

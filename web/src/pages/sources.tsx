@@ -180,7 +180,7 @@ function Runs({ rows, picked, pick }: { rows: Source[]; picked: string[]; pick: 
   const [shown, more] = useMost(rows);
   return (
     <div className="card flush">
-      <div className="scroll" role="region" aria-label="Runs" tabIndex={0}>
+      <div className="scroll" role="group" aria-label="Runs" tabIndex={0}>
         <table className="table rows">
           <thead>
             <tr>
@@ -281,7 +281,7 @@ function Trainings({ rows, all }: { rows: Source[]; all: Source[] }) {
   const [shown, more] = useMost(rows);
   return (
     <div className="card flush">
-      <div className="scroll" role="region" aria-label="Training" tabIndex={0}>
+      <div className="scroll" role="group" aria-label="Training" tabIndex={0}>
         <table className="table rows">
           <thead>
             <tr>
@@ -340,7 +340,7 @@ function Others({ rows, all }: { rows: Source[]; all: Source[] }) {
   const [shown, more] = useMost(rows);
   return (
     <div className="card flush">
-      <div className="scroll" role="region" aria-label="Sources" tabIndex={0}>
+      <div className="scroll" role="group" aria-label="Sources" tabIndex={0}>
         <table className="table rows">
           <thead>
             <tr>
