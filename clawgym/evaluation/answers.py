@@ -81,7 +81,17 @@ def about(manifest: RunManifest) -> list[tuple[str, str]]:
 
 def settings(manifest: RunManifest) -> dict[str, Any]:
     """The run manifest without its tasks."""
-    return {**dataclasses.replace(manifest, tasks={}).to_dict(), "tasks": f"{len(manifest.tasks)} tasks"}
+    about = {**dataclasses.replace(manifest, tasks={}).to_dict(), "tasks": f"{len(manifest.tasks)} tasks"}
+    return _short(about, 2_000)
+
+
+def _short(value: Any, most: int) -> Any:
+    """``value`` with texts, and names in mappings, of at most about ``most`` characters."""
+    if isinstance(value, str):
+        return cut(value, most)[0]
+    if isinstance(value, Mapping):
+        return {_short(str(key), most): _short(item, most) for key, item in value.items()}
+    return [_short(item, most) for item in value] if isinstance(value, list | tuple) else value
 
 
 @contextlib.contextmanager
@@ -155,7 +165,7 @@ def run_answer(run: RunFolder, scores: summary.Summary) -> dict[str, Any]:
         "path": str(run.path),
         "about": about(run.manifest),
         "manifest": settings(run.manifest),
-        "summary": scores.to_dict(),
+        "summary": _short(scores.to_dict(), 400),
         "checks": _check_counts(graded),
         "distribution": distribution,
         "categories": sorted({str(task.get("category"))[:120] for task in tasks if task.get("category")}),
@@ -281,6 +291,7 @@ def episode_answer(
     rows: Sequence[Row],
     transcript: Transcript,
     address: Callable[[Image], str | None],
+    most: int = _SHOWN_LOG,
 ) -> dict[str, Any]:
     """``Episode`` of the answers, without ``run`` and ``pool``. Raises ValueError for a damaged row.
 
@@ -290,6 +301,7 @@ def episode_answer(
         rows: the rows of the episode, oldest first.
         transcript: its :func:`transcript_of`.
         address: gives the address of a picture.
+        most: characters of a log that are shown; also limits the list of the workspace.
     """
     row, name = rows[-1], line["name"]
     with _readable(f"the line of {name}"):
@@ -301,7 +313,7 @@ def episode_answer(
             notes.append(f"{len(checks) - _CHECKS} of {len(checks)} checks are not shown.")
         if transcript.note:
             notes.append(transcript.note)
-        workspace = _workspace(run, f"episodes/{name}/{WORKSPACE}")
+        workspace = _workspace(run, f"episodes/{name}/{WORKSPACE}", min(_LISTED, 10 + most // 100))
         notes.append(
             "No workspace is stored between the calls: changes of files are those that the arguments of calls show."
         )
@@ -329,8 +341,8 @@ def episode_answer(
                 for one in rows
             ],
             "final_message": str(row.get("final_message") or "")[:8_000],
-            "verifier_log": cut(log, _SHOWN_LOG)[0],
-            "error_log": cut(_log(run, f"episodes/{name}/error.log"), _SHOWN_LOG)[0],
+            "verifier_log": cut(log, most)[0],
+            "error_log": cut(_log(run, f"episodes/{name}/error.log"), most)[0],
             "votes": [
                 {"criterion": str(criterion)[:400], "votes": [float(vote) for vote in _numbers(list(given))]}
                 for criterion, given in votes.items()
@@ -381,8 +393,8 @@ def _files(run: Path, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _workspace(run: Path, name: str) -> dict[str, Any]:
-    """``Workspace`` of the answers: the names in a stored workspace."""
+def _workspace(run: Path, name: str, most: int) -> dict[str, Any]:
+    """``Workspace`` of the answers: the first ``most`` names in a stored workspace."""
     try:
         packed = read_below(run, name, _LARGEST_ARCHIVE)
     except FileNotFoundError:
@@ -394,8 +406,8 @@ def _workspace(run: Path, name: str) -> dict[str, Any]:
     try:
         with tarfile.open(fileobj=_Bounded(gzip.GzipFile(fileobj=io.BytesIO(packed))), mode="r|") as archive:
             for member in archive:
-                if len(files) == _LISTED:
-                    note = f"Only the first {_LISTED:,} names are listed."
+                if len(files) == most:
+                    note = f"Only the first {most:,} names are listed."
                     break
                 kind = (
                     "file" if member.isreg() else "folder" if member.isdir() else "link" if member.issym() else "other"

@@ -205,7 +205,7 @@ class Answers:
             if source.kind == "run" and not self._catalog.problem(source):
                 figures = self._catalog.noted(source.id, "figures")
                 return {
-                    "label": self._kept(source, "label", lambda: read_manifest(source.path).label),
+                    "label": self._kept(source, "label", lambda: read_manifest(source.path).label[:200]),
                     "run": None if figures is None else figures["run"],
                     "indexed": self._catalog.progress(source.id),
                 }
