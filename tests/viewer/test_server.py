@@ -423,6 +423,8 @@ async def test_answers_about_a_training(tmp_path: Path) -> None:
     score = {"step": 1, "split": "heldout", "score": 0.5, "low": 0.4, "high": 0.6, "greedy": True, "episodes": 4}
     (folder / "evaluations.jsonl").write_text(json.dumps(score) + "\n" + '{"step": "x"}\n')
     (folder / "config.yaml").write_text("a: 1\nguards:\n  max_kl: 1.0\n  min_entropy: 0.6\nz: 2\n")
+    spans = [{"step": 1, "loop": "serving", "start": 10.0, "end": 14.0}, {"step": 1, "loop": 5, "start": 12, "end": 20}]
+    (folder / "timeline.jsonl").write_text("".join(json.dumps(span) + "\n" for span in [*spans, {"step": 2}]))
     (folder / "checkpoints/000001").mkdir(parents=True)
     (folder / "checkpoints/best").write_text("000001")
     async with opened(tmp_path) as client:
@@ -435,6 +437,10 @@ async def test_answers_about_a_training(tmp_path: Path) -> None:
         shown = await client.get(f"training/{source['id']}", "Training")
         assert (len(shown["steps"]), shown["steps"][-1], shown["metrics"]["mine"][-1]) == (2000, 2499, 2499)
         assert shown["checkpoints"] == [{"name": "000001", "step": 1, "best": True, "last": False}]
+        assert [(span["loop"], span["start"], span["end"]) for span in shown["timeline"]] == [
+            ("serving", 0, 4),
+            ("5", 2, 10),
+        ]
         guards = {guard["name"]: guard["fired"] for guard in shown["guards"]}
         assert guards == {"max_kl": [], "min_entropy": list(range(1, 2_500))}
         assert [chart["main"] for chart in shown["charts"]] == [True, False]
