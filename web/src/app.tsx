@@ -1,7 +1,7 @@
 /** The frame of all pages: navigation, theme, keys, and which page an address shows. */
 import { ActionIcon, useMantineColorScheme } from "@mantine/core";
-import { Component, useEffect, useLayoutEffect, useRef, useState, type ReactNode } from "react";
-import { Link, Route, Switch, useLocation } from "wouter";
+import { Component, useLayoutEffect, useRef, useState, type ReactNode } from "react";
+import { Link, Route, Switch, useLocation, useSearch } from "wouter";
 import { embedded, useConnection } from "./data";
 import { Icon } from "./icons";
 import { KeyHelp, useKeys } from "./keys";
@@ -117,22 +117,19 @@ function parent(path: string): string {
   return found?.[1] ?? "/";
 }
 
+/** Whether the address changed by going back or forward. Set before the router hears of it: it listens later. */
+let wentBack = false;
+history.scrollRestoration = "manual";
+addEventListener("popstate", () => (wentBack = true), true);
+
 /** A new page begins at its top; one that is gone back to is where it was. */
 function useScroll() {
   const [path] = useLocation();
   const places = useRef(new Map<string, number>());
-  const back = useRef(false);
-  useEffect(() => {
-    history.scrollRestoration = "manual";
-    const popped = () => (back.current = true);
-    // Before the listener that draws the other page.
-    addEventListener("popstate", popped, true);
-    return () => removeEventListener("popstate", popped, true);
-  }, []);
   useLayoutEffect(() => {
     const known = places.current;
-    const wanted = back.current ? (known.get(path) ?? 0) : 0;
-    back.current = false;
+    const wanted = wentBack ? (known.get(path) ?? 0) : 0;
+    wentBack = false;
     const keep = () => known.set(path, scrollY);
     // A list gets its height only once its answer is there. Whoever scrolls meanwhile goes where they like.
     const until = performance.now() + 5000;
@@ -157,6 +154,8 @@ function useScroll() {
       removeEventListener("scroll", keep);
     };
   }, [path]);
+  const search = useSearch();
+  useLayoutEffect(() => void (wentBack = false), [search]);
 }
 
 function Nowhere() {

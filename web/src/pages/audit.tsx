@@ -99,7 +99,7 @@ function Tasks({ audit, flaws }: { audit: Audit; flaws: string[] }) {
     (): VCol<AuditTask>[] => [
       {
         name: "task",
-        width: "minmax(140px, 1.2fr)",
+        width: "minmax(96px, 1.2fr)",
         phone: true,
         cell: (row) => (
           <span className="open" tabIndex={-1} title={row.task}>

@@ -194,7 +194,7 @@ function columns(id: string, keep: string): VCol<PoolEpisodeLine>[] {
     { name: "seq", width: "64px", num: true, cell: (row) => <span className="soft">{row.seq}</span> },
     {
       name: "task",
-      width: "minmax(140px, 2fr)",
+      width: "minmax(96px, 2fr)",
       phone: true,
       cell: (row, index) => (
         <div className="two-lines">
@@ -244,7 +244,7 @@ function groupColumns(id: string): VCol<PoolGroup>[] {
   return [
     {
       name: "task",
-      width: "minmax(140px, 2fr)",
+      width: "minmax(96px, 2fr)",
       phone: true,
       cell: (row) => (
         <div className="two-lines">
@@ -262,7 +262,7 @@ function groupColumns(id: string): VCol<PoolGroup>[] {
     { name: "infra", width: "56px", num: true, cell: (row) => whole(row.infra) },
     {
       name: "rewards",
-      width: "minmax(140px, 2fr)",
+      width: "minmax(96px, 2fr)",
       cell: (row) => <span className="mono">{row.rewards.map((reward) => (reward === null ? "·" : number(reward, 2))).join(" ")}</span>,
     },
     { name: "reason", width: "minmax(90px, 1fr)", cell: (row) => <span title={row.reason}>{row.reason || "–"}</span> },

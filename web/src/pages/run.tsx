@@ -516,7 +516,7 @@ function columns(id: string, keep: string): VCol<EpisodeLine>[] {
     {
       name: "task",
       sort: "task",
-      width: "minmax(140px, 2.4fr)",
+      width: "minmax(96px, 2.4fr)",
       phone: true,
       cell: (row, index) => (
         <div className="two-lines">
