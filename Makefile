@@ -10,7 +10,7 @@ WORKERS ?= 4
 # Hundreds of Pythons begin here: each would compile the library, and every worker all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check interop gpu lint lock unit properties openclaw agents site screenshots soak system clean
+.PHONY: demo test check interop gpu lint lock unit properties openclaw agents site screenshots soak system clean web
 
 demo: $(VENV)/.demo
 	$(BIN)/clawgym demo
@@ -60,6 +60,10 @@ lint: $(VENV)/.installed
 # ROUTES='openenv trl' are only these.
 interop: $(VENV)/.installed
 	$(BIN)/clawgym interop check $(ROUTES)
+
+# The script and the style sheet of the pages (clawgym/reporting/web, committed), from their sources in web/. Needs node.
+web:
+	cd web && npm ci --ignore-scripts --no-audit --no-fund && npm run build
 
 # The documentation, with the pages that are made from the code; fails on any warning, such as a link that leads nowhere.
 site: $(VENV)/.installed

@@ -10,8 +10,9 @@ import errno
 import os
 import stat
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
-__all__ = ["LARGEST_FILE", "read_below"]
+__all__ = ["LARGEST_FILE", "open_below", "read_below"]
 
 LARGEST_FILE = 256 * 2**20
 """Most bytes of one file."""
@@ -23,19 +24,27 @@ def read_below(folder: Path, name: str, limit: int = LARGEST_FILE) -> bytes:
     Raises OSError with ``strerror`` for the message: a link in the path (ELOOP), not a regular file (EINVAL), a path
     out of the folder (EXDEV), more than ``limit`` bytes (EFBIG), or a file that cannot be opened.
     """
-    fd = _open_below(folder, PurePosixPath(name).parts)
-    try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file")
-        if info.st_size <= limit:
-            with open(fd, "rb", closefd=False) as file:
-                content = file.read(limit + 1)  # it may grow meanwhile
+    with open_below(folder, name) as file:
+        if os.fstat(file.fileno()).st_size <= limit:
+            content = file.read(limit + 1)  # it may grow meanwhile
             if len(content) <= limit:
                 return content
         raise OSError(errno.EFBIG, f"is larger than {limit} bytes")
-    finally:
+
+
+def open_below(folder: Path, name: str) -> BinaryIO:
+    """Open the regular file ``name``, a relative path, below ``folder`` for reading.
+
+    Raises OSError with ``strerror`` for the message, as :func:`read_below` does; the size is not limited.
+    """
+    fd = _open_below(folder, PurePosixPath(name).parts)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file")
+        return open(fd, "rb")
+    except BaseException:
         os.close(fd)
+        raise
 
 
 def _open_below(folder: Path, parts: tuple[str, ...]) -> int:

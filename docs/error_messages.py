@@ -40,9 +40,9 @@ PARTS = {
 }
 """Class whose text becomes a part of a message -> the class of that error, and the message."""
 NOT_SHOWN = {"Again", "AssertionError", "BadCall", "ClawStopped", "Failed", "OSError", "Refused", "ToolError"}
-NOT_SHOWN |= {"ValidationError", "_over", "reason"}
-"""Exceptions that only programs see: answers to agents, lines in the log of a verifier, causes of other errors, reasons
-why a task is unsupported."""
+NOT_SHOWN |= {"Unanswered", "ValidationError", "_over", "reason"}
+"""Exceptions that only programs see: answers to agents and to the page of ``clawgym view``, lines in the log of a
+verifier, causes of other errors, reasons why a task is unsupported."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Made = tuple[str, list[str], str]

@@ -54,15 +54,15 @@ def picture(browser: Browser, page: Path, name: str, size: tuple[int, int]) -> N
 
 
 def watch(browser: Browser, run: Path) -> None:
-    """Write ``docs/images/watch.png``: the page of ``clawgym runs watch`` beside an evaluation of desktop tasks."""
+    """Write ``docs/images/watch.png``: the live page of ``clawgym view`` beside an evaluation of desktop tasks."""
     evaluation = subprocess.Popen([CLAWGYM, "eval", "gui-basic", "--agent", "oracle", "-j", "4", "--out", str(run)])
-    page = subprocess.Popen([CLAWGYM, "runs", "watch"], stdout=subprocess.PIPE, text=True)
+    page = subprocess.Popen([CLAWGYM, "view", str(run.parent)], stdout=subprocess.PIPE, text=True)
     try:
         assert page.stdout is not None
         address = next(found[0] for line in page.stdout if (found := re.search(r"http://\S+", line)))
         tab = browser.new_page(viewport={"width": FOUR_TILES[0], "height": FOUR_TILES[1]}, bypass_csp=True)
-        tab.goto(address)
-        tab.wait_for_function("document.querySelectorAll('article:not(.over) img').length >= 4", timeout=120_000)
+        tab.goto(f"{address}live")
+        tab.wait_for_function("document.querySelectorAll('main img').length >= 4", timeout=120_000)
         tab.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
         _save(tab.screenshot(), "watch")
     finally:

@@ -24,7 +24,7 @@ from clawgym.evaluation.verification import read_verification
 from clawgym.records.run_folder import RunFolder
 from clawgym.statistics import Estimate
 
-__all__ = ["SCORES", "BoardEntry", "load_entry"]
+__all__ = ["SCORES", "BoardEntry", "entry_of", "load_entry"]
 
 SCORES = ("strict", "corrected", "official")
 """Names of the scores that entries can be ranked by; ``corrected`` is the baseline-adjusted score."""
@@ -76,7 +76,11 @@ class BoardEntry:
 
 def load_entry(path: str | Path) -> BoardEntry:
     """Read a run folder. Raises :class:`~clawgym.errors.RunFolderError` if ``path`` is not a run folder."""
-    run = RunFolder.read(path)
+    return entry_of(RunFolder.read(path))
+
+
+def entry_of(run: RunFolder) -> BoardEntry:
+    """:func:`load_entry` of a folder that was read already."""
     manifest, summary = run.manifest, summarize(run)
     return BoardEntry(
         name=manifest.label,

@@ -19,7 +19,7 @@ from clawgym.visible import visible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["to_json", "to_markdown", "to_view"]
+__all__ = ["NOTES", "to_json", "to_markdown", "to_view"]
 
 _COLUMNS = (
     *("rank", "agent", *(SCORE_LABELS[score] for score in SCORES), "k", "infrastructure errors"),
@@ -55,7 +55,7 @@ def _title(board: Board) -> str:
 
 def _notes(boards: Sequence[Board]) -> list[str]:
     verified = any(ranked.entry.verified for board in boards for ranked in board.entries)
-    return [*_NOTES[: 1 + (len(boards) > 1)], *([_VERIFIED] if verified else [])]
+    return [*NOTES[: 1 + (len(boards) > 1)], *([_VERIFIED] if verified else [])]
 
 
 def _excluded(board: Board) -> list[tuple[str, int, str]]:
@@ -66,7 +66,7 @@ def _excluded(board: Board) -> list[tuple[str, int, str]]:
     ]
 
 
-_NOTES = (
+NOTES = (
     "Scores are percentages with 95% intervals. Entries rank apart only if their paired difference is significant.",
     "Results over different task contents are never ranked together.",
 )

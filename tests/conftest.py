@@ -124,6 +124,7 @@ CHECK = (
     "trainers/verl/test_host.py",
     "trainers/verl/test_learner.py",
     "trainers/verl/test_servers.py",
+    "viewer/test_page",
 )
 """Where the tests of `make check` are: the beginnings of their names, below ``tests/``. `make test` runs all others
 but those marked ``alone``. A test belongs here if it takes long, or needs more than Python and Linux."""

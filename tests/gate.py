@@ -33,6 +33,7 @@ LACKS: Mapping[str, re.Pattern[str]] = {
         "packages": r"python3-(yaml|cryptography|pip)|package index|no apt|has no pip",
         "faketime": r"libfaketime",
         "git": r"git is not installed",
+        "node": r"no npm here",
         "atheris": r"atheris",
         "interop": r"clawgym interop check",
     }.items()

@@ -14,6 +14,7 @@ from clawgym.cli.gateway import gateway_command
 from clawgym.cli.listing import list_command
 from clawgym.cli.serve_env import serve_env_command
 from clawgym.cli.train import train_command
+from clawgym.cli.view import view_command
 from clawgym.console import Console, guard_streams
 from clawgym.errors import ClawGymError
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command("eval")(eval_command)
 app.add_typer(runs.app, name="runs")
+app.command("view")(view_command)
 app.command("train")(train_command)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(redteam.app, name="redteam")

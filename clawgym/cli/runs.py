@@ -1,10 +1,8 @@
-"""``clawgym runs``: compare run folders, grade them again, and watch runs in progress."""
+"""``clawgym runs``: compare run folders, and grade them again."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Compare run folders, grade them again, and watch runs in progress.")
+app = typer.Typer(no_args_is_help=True, help="Compare run folders, and grade them again.")
 
 
 @app.command("compare")
@@ -117,43 +115,3 @@ def _show(record: Verification, as_json: bool) -> None:
         return
     for line in verification_lines(record):
         out.say(line)
-
-
-@app.command("watch")
-def watch_command(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN|PID]", help="A run folder in progress, or a process id. Default: all your processes."
-        ),
-    ] = None,
-) -> None:
-    """Show the desktops, or the last lines of output, of running evaluations and environments on a web page.
-
-    The address contains a secret and works only on this machine. Ctrl-C ends the page; the runs continue.
-    """
-    from clawgym.console import Console
-    from clawgym.live.page import Page
-    from clawgym.live.processes import Processes
-
-    source = Processes(_process(what))
-    page = Page(source)
-    Console().say(f"{len(source.all())} running; shown at {page.url} (Ctrl-C ends this)")
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            time.sleep(1)  # a signal that another thread received is handled between two sleeps
-    page.close()
-
-
-def _process(what: str | None) -> int | None:
-    """The process id for the argument of ``watch``. Raises :class:`RunFolderError` for a run that is not running."""
-    from clawgym.errors import RunFolderError
-    from clawgym.records.run_folder import writer_of
-
-    if what is None:
-        return None
-    if what.isdecimal():
-        return int(what)
-    if (pid := writer_of(what)) is None:
-        raise RunFolderError(f"{what} is not in progress: open its report.html, or run its command again")
-    return pid

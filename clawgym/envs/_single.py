@@ -22,7 +22,7 @@ def checked_mode(factory: RunnerFactory, mode: str | None) -> str | None:
     """Return ``mode``. Raises ValueError if ``factory`` does not have this render mode."""
     if mode not in (None, factory.render_mode):
         raise ValueError(
-            f"render_mode={mode!r}: use {factory.render_mode!r}, or leave it out (`clawgym runs watch` shows it)"
+            f"render_mode={mode!r}: use {factory.render_mode!r}, or leave it out (`clawgym view` shows it)"
         )
     return mode
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from clawgym.evaluation.paired import ALPHA, Difference, difference
 from clawgym.evaluation.summary import Summary, graded_by_task, summarize_rows, task_means
 from clawgym.records.run_folder import RunFolder
 
-__all__ = ["MAX_INFRA_SHARE", "MIN_TASKS", "Comparison", "Side", "compare"]
+__all__ = ["MAX_INFRA_SHARE", "MIN_TASKS", "Comparison", "Side", "compare", "compare_runs"]
 
 MAX_INFRA_SHARE = 0.02
 """Largest share of episodes that may lack a result because of infrastructure errors. Above it, the missing episodes
@@ -85,9 +85,15 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
     infrastructure error, if fewer than six tasks can be paired, or if results were not graded by the verifier that the
     run manifest names. Raises :class:`~clawgym.errors.RunFolderError` if ``a`` or ``b`` is not a run folder.
     """
-    runs = RunFolder.read(a), RunFolder.read(b)
+    return compare_runs(RunFolder.read(a), RunFolder.read(b))
+
+
+def compare_runs(a: RunFolder, b: RunFolder, summaries: Sequence[Summary] | None = None) -> Comparison:
+    """:func:`compare` of two folders that were read already, and summarized if ``summaries`` is given."""
+    runs = a, b
     names = _names(*runs)
-    summaries = [summarize_rows(run.manifest, run.rows) for run in runs]
+    if summaries is None:
+        summaries = [summarize_rows(run.manifest, run.rows) for run in runs]
     for name, run, summary in zip(names, runs, summaries, strict=True):
         _check_infra(name, summary)
         _check_verifiers(name, run)
@@ -181,7 +187,7 @@ def _same_baseline(runs: tuple[RunFolder, RunFolder], task: str) -> bool:
 def _notes(
     runs: tuple[RunFolder, RunFolder],
     names: tuple[str, str],
-    summaries: list[Summary],
+    summaries: Sequence[Summary],
     kept: list[str],
     scores: Mapping[str, Difference],
 ) -> list[str]:

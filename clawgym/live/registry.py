@@ -29,8 +29,8 @@ class Watched(Protocol):
     """Something that can be watched. Its methods are called on another thread, at any time."""
 
     def about(self) -> dict[str, Any]:
-        """JSON data: ``task``, ``agent``, ``step``, ``action`` (the last one), ``text`` (its observation), and
-        ``picture`` (a number that changes with each screenshot, or None)."""
+        """JSON data: ``task``, ``instruction``, ``agent``, ``step``, ``action`` (the last one), ``text`` (its
+        observation), and ``picture`` (a number that changes with each screenshot, or None)."""
         ...
 
     def picture(self) -> bytes | None:

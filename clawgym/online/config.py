@@ -117,7 +117,9 @@ class ServiceConfig(_Part):
         if about.trainer not in ("local", "verl"):
             raise ValueError("training.trainer: the versions of a service are trained by trainer: local or verl")
         if about.trainer == "verl" and about.algorithm.imitation:
-            raise ValueError("training.algorithm.imitation: not supported by trainer: verl: set it to 0 for the service")
+            raise ValueError(
+                "training.algorithm.imitation: not supported by trainer: verl: set it to 0 for the service"
+            )
         if about.trainer == "verl":
             from clawgym.trainers.verl.settings import check_learner
 

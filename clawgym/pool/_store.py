@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from clawgym.errors import MissingDependency, PoolError
 
@@ -36,6 +37,10 @@ LARGEST_CELL = 512 * 2**20
 """Most bytes of one row in SQLite."""
 _FOREIGN = sa.text("SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1")
 _APPLICATION_ID = 0x436C6177  # "Claw", in the header of the SQLite file
+_SAFE = (
+    "trusted_schema=OFF",  # the schema of an untrusted file must not run functions
+    "cell_size_check=ON",
+)
 _MAKING, _LEASING = 0x436C617747796D01, 0x436C617747796D02  # PostgreSQL's advisory locks; any two numbers
 
 
@@ -66,10 +71,11 @@ class Driver:
 
 
 class Store:
-    """One database. Thread-safe; not usable in a forked process."""
+    """One database. Thread-safe; not usable in a forked process. ``read_only``: only for a file that is there."""
 
-    def __init__(self, where: str | Path) -> None:
+    def __init__(self, where: str | Path, *, read_only: bool = False) -> None:
         self._pid = os.getpid()
+        self._read_only = read_only
         self._writing = threading.Lock()  # threads wait here rather than in SQLite's polling loop
         self.postgres = isinstance(where, str) and where.startswith("postgresql://")
         if self.postgres:
@@ -81,7 +87,7 @@ class Store:
                     f"{where.split('://')[0]}://...: a pool is a file or postgresql://...: give one of them"
                 )
             self.name = str(where)
-            self._engine = _sqlite(Path(where))
+            self._engine = _sqlite(Path(where), read_only)
         self._writer = self._engine.execution_options(clawgym_write=True)
         self._sql: dict[sa.ClauseElement, str] = {}
         self._named = self._engine.dialect if self.postgres else sqlite.dialect(paramstyle="named")
@@ -92,10 +98,13 @@ class Store:
             raise
 
     def _prepare(self) -> None:
-        with self.write() as db:
-            self._lock(db, _MAKING)
+        with self.read() if self._read_only else self.write() as db:
+            if not self._read_only:
+                self._lock(db, _MAKING)
             there = set(sa.inspect(db).get_table_names())
             if "clawgym_pool" not in there:
+                if self._read_only:
+                    raise PoolError(f"{self.name}: this is not a pool: give another file")
                 if there & set(_schema.metadata.tables) or (there and not self.postgres):
                     raise PoolError(f"{self.name}: holds other tables ({', '.join(sorted(there)[:3])}): "
                                     "give the pool a database of its own")  # fmt: skip
@@ -222,30 +231,40 @@ class Store:
             raise kind(f"{self.name}: {_advice(str(cause).strip())}") from error
 
 
-def _sqlite(path: Path) -> sa.Engine:
+def _sqlite(path: Path, read_only: bool) -> sa.Engine:
+    if read_only:
+        # Without a log, nobody writes it: then not even SQLite's own files are made beside it.
+        log = Path(f"{path}-wal")
+        still = {"immutable": "1"} if not log.exists() or not log.stat().st_size else {}
+        where, options = f"file:{quote(str(path))}", {"uri": "true", "mode": "ro", **still}
+        return _engine(sa.URL.create("sqlite", database=where, query=options), _SAFE)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # transcripts must not be readable by other users
     except OSError as error:
         raise PoolError(f"{path}: {error.strerror}: give a file that can be written") from error
+    pragmas = (
+        "journal_mode=WAL",  # readers never wait for the writer
+        "synchronous=NORMAL",  # commits survive a crash of the process, not always a power failure
+        "foreign_keys=ON",
+        "journal_size_limit=67108864",
+        "secure_delete=ON",  # an erased episode is not in free pages
+    )
+    return _engine(sa.URL.create("sqlite", database=str(path)), (*pragmas, *_SAFE))
+
+
+def _engine(url: sa.URL, pragmas: Sequence[str]) -> sa.Engine:
     engine = sa.create_engine(
-        sa.URL.create("sqlite", database=str(path)),
+        url,
         connect_args={"timeout": _BUSY_SECONDS, "isolation_level": None, "check_same_thread": False},
+        poolclass=sa.QueuePool,
         pool_size=4,
         max_overflow=-1,
     )
 
     @event.listens_for(engine, "connect")
     def _connected(connection: sqlite3.Connection, _: object) -> None:
-        for pragma in (
-            "journal_mode=WAL",  # readers never wait for the writer
-            "synchronous=NORMAL",  # commits survive a crash of the process, not always a power failure
-            "foreign_keys=ON",
-            "journal_size_limit=67108864",
-            "trusted_schema=OFF",  # the schema of an untrusted file must not run functions
-            "cell_size_check=ON",
-            "secure_delete=ON",  # an erased episode is not in free pages
-        ):
+        for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}")
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_CELL)
 

@@ -41,6 +41,7 @@ class WatchedAttempt:
         return json_safe(
             {
                 "task": self._task.id,
+                "instruction": self._task.instruction[:_TEXT],
                 "agent": self._agent,
                 "step": len(done),
                 "action": json.dumps(json_safe(calls[-1].arguments))[:_ACTION] if calls else "",

@@ -98,7 +98,7 @@ def test_positional_arguments_have_known_names() -> None:
         "FOLDER",
     }
     known |= {"SESSION", "VERSION", "[VERSION]", "PACKAGE", "KIND", "[RUN|PID]", "TASK_ID", "URL", "rl|sft|prm"}
-    known |= {"BOARD", "ENTRY|BOARD", "POOL|RUN", "REPO", "RUN...|BOARD"}
+    known |= {"BOARD", "ENTRY|BOARD", "POOL|RUN", "REPO", "RUN...|BOARD", "[PATH]..."}
     shown = {
         (name, argument.metavar or argument.name.upper())
         for name, command in ALL.items()

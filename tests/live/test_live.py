@@ -32,8 +32,7 @@ from clawgym import live
 from clawgym.live.page import Page
 from clawgym.live.processes import Processes
 from clawgym.live.registry import listening
-from clawgym.records import TaskSet
-from clawgym.records.run_folder import RunFolder, make_manifest, writer_of
+from clawgym.records.run_folder import writer_of
 from clawgym.visible import visible_lines
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\r\n\u2028\ud800"
@@ -303,35 +302,29 @@ def test_an_environment_without_pictures_shows_none() -> None:
 
 
 @contextlib.contextmanager
-def watching(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-c", MAIN, "runs", "watch", *arguments]
+def viewing(path: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[str], bytes]]]:
+    """``clawgym view PATH``, and what asks it as its page does."""
+    command = [sys.executable, "-c", MAIN, "view", str(path)]
     # Whoever started the tests in the background may have had them ignore SIGINT, which is inherited.
     heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heeds) as watch:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heeds) as view:
         try:
-            found = re.search(r"http://\S+", line(watch))
+            found = re.search(r"(http://[^/]+)\S+", line(view))
             assert found
-            yield watch, found[0]
+            cookies = urllib.request.HTTPCookieProcessor()
+            browser = urllib.request.build_opener(urllib.request.ProxyHandler({}), cookies)
+
+            def ask(url: str) -> bytes:
+                with browser.open(url, timeout=10) as answer:
+                    return answer.read()
+
+            ask(found[0])  # gives the cookie
+            yield view, lambda path: ask(found[1] + path)
         finally:
-            watch.kill()
+            view.kill()
 
 
-def test_the_command_shows_what_runs_by_process_and_ends_at_ctrl_c(runtime: Path) -> None:
-    with program("sys.stdin.readline()") as one, program("sys.stdin.readline()") as other:
-        until(lambda: len(Processes().all()) == 2)
-        with watching(str(one.pid)) as (watch, url):
-            (entry,) = json.loads(get(url + "all"))
-            assert entry["id"].startswith(f"{one.pid}-")
-            assert get(f"{url}picture/{entry['id']}") == b"a picture"
-            tell(one)
-            one.wait(10)
-            assert json.loads(get(url + "all")) == []
-            watch.send_signal(signal.SIGINT)
-            assert watch.wait(10) == 0
-        assert other.poll() is None
-
-
-def test_a_run_folder_leads_to_the_process_that_writes_it(runtime: Path, tmp_path: Path) -> None:
+def test_view_shows_what_runs_by_run_and_ends_at_ctrl_c(runtime: Path, tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     rest = f"""
         from clawgym.records import TaskSet
@@ -340,22 +333,20 @@ def test_a_run_folder_leads_to_the_process_that_writes_it(runtime: Path, tmp_pat
         print("open", flush=True)
         sys.stdin.readline()
     """
-    with program(rest) as writer, program("sys.stdin.readline()"):
-        assert line(writer) == "open"
+    with program(rest) as one, program("sys.stdin.readline()") as other:
+        assert line(one) == "open"
         until(lambda: len(Processes().all()) == 2)
-        assert writer_of(run) == writer.pid
-        with watching(run) as (_, url):
-            (entry,) = json.loads(get(url + "all"))
-            assert entry["id"].startswith(f"{writer.pid}-")
-
-
-def test_finished_run_is_refused_with_advice(tmp_path: Path) -> None:
-    RunFolder.open(tmp_path / "run", make_manifest("eval", TaskSet("s", ()))).close()
-    lock = tmp_path / "run" / ".lock"
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    lock.write_text(str(dead.pid))
-    command = [sys.executable, "-c", MAIN, "runs", "watch", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
-    assert done.returncode == 2
-    assert "report.html" in done.stderr
+        assert writer_of(run) == one.pid
+        with viewing(tmp_path) as (view, ask):
+            shown = {found["pid"]: found for found in json.loads(ask("/api/live"))["runs"]}
+            assert [shown[process.pid]["name"] for process in (one, other)] == ["run", f"process {other.pid}"]
+            assert shown[one.pid]["source"].startswith("run-")
+            (sandbox,) = shown[one.pid]["sandboxes"]
+            assert (sandbox["task"], sandbox["turn"]) == ("t0", 3)
+            assert ask(sandbox["picture"]) == b"a picture"
+            tell(one)
+            one.wait(10)
+            assert [found["pid"] for found in json.loads(ask("/api/live"))["runs"]] == [other.pid]
+            view.send_signal(signal.SIGINT)
+            assert view.wait(20) == 0
+        assert other.poll() is None

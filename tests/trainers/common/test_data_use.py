@@ -59,11 +59,16 @@ def test_report_names_data_by_use_and_each_loss(run: Path) -> None:
     rows = [{"step": n, "sft/loss": 0.5 / n, "actor/pg_loss": 0.1 * n} for n in (1, 2)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     html = render(run)
-    assert "terminal-basic:heldout" not in html
-    assert "<td>training</td><td>terminal-basic</td><td>training</td><td>6</td>" in html
-    assert "<td>evaluation only</td><td>terminal-basic</td><td>held-out</td><td>2</td>" in html
-    assert "Imitation loss: cross-entropy" in html
-    assert "Policy loss, without" in html
+    data = json.loads(html.partition('id="clawgym-data">')[2].partition("</script>")[0])
+    answer = data["answers"][data["home"].removeprefix("/")]
+    used = [(one["use"], one["name"], one["split"], one["tasks"]) for one in answer["data"]]
+    assert ("training", "terminal-basic", "training", 6) in used
+    assert ("evaluation only", "terminal-basic", "held-out", 2) in used
+    shown = {chart["title"]: chart["metrics"] for chart in answer["charts"] if chart["main"]}
+    assert shown["Imitation loss: cross-entropy, nats per token"] == ["sft/loss"]
+    assert shown["Policy loss, without the terms for KL, entropy and imitation"] == ["actor/pg_loss"]
+    assert answer["metrics"]["sft/loss"] == [0.5, 0.25]
+    assert str(run) not in html
 
 
 def test_last_of_equal_scores_is_best() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from clawgym.trainers.common.report import curve, lanes
+from clawgym.trainers.common.report import curve
 
 
 def texts(svg: str) -> list[tuple[float, float, str]]:
@@ -38,11 +38,3 @@ def test_chart_skips_nan_and_is_empty_without_points() -> None:
     assert line is not None
     assert len(line[1].split()) == 2
     assert curve([]) == curve([("loss", [(0, math.nan)])]) == ""
-
-
-def test_timeline_lane_has_length_of_span() -> None:
-    svg = str(lanes([{"loop": "a", "start": 10, "end": 20}, {"loop": "b", "start": 15, "end": 30}], width=298))
-    boxes = re.findall(r'x="([\d.]+)" y="(\d+)" width="([\d.]+)"', svg)
-    assert boxes == [("90.0", "4", "100.0"), ("140.0", "26", "150.0")]
-    assert "20 s" in svg
-    assert lanes([]) == ""

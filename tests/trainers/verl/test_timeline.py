@@ -5,7 +5,6 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.trainers.common.report import lanes
 from clawgym.trainers.verl.timeline import Span, Spans, merged
 
 SPANS = st.lists(
@@ -37,13 +36,3 @@ def test_spans_are_taken_once() -> None:
     assert loop == "judging"
     assert start <= end
     assert spans.take() == []
-
-
-def test_timeline_has_a_lane_for_each_loop() -> None:
-    rows = [{"step": 1, "loop": "serving", "start": 10.0, "end": 14.0}]
-    rows.append({"step": 1, "loop": "<training>", "start": 12.0, "end": 20.0})
-    shown = str(lanes(rows))
-    assert "serving" in shown
-    assert "&lt;training&gt;" in shown
-    assert shown.count("<rect") == 2
-    assert str(lanes([])) == ""

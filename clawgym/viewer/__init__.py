@@ -1,0 +1,1 @@
+"""``clawgym view``: one local web application over runs, pools, trainings, leaderboards and what runs now."""

@@ -1,0 +1,12 @@
+import "@mantine/core/styles/default-css-variables.css";
+import "@mantine/core/styles/baseline.css";
+import "@mantine/core/styles/global.css";
+import "@mantine/core/styles/UnstyledButton.css";
+import "@mantine/core/styles/Button.css";
+import "@mantine/core/styles/ActionIcon.css";
+import "@mantine/core/styles/Input.css";
+import "@mantine/core/styles/SegmentedControl.css";
+import "@mantine/core/styles/Tabs.css";
+import "@mantine/core/styles/Kbd.css";
+import "uplot/dist/uPlot.min.css";
+import "./theme.css";
