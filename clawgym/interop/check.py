@@ -68,6 +68,7 @@ _ROUTES = (
         extras=("local",),
         first=("torch==2.13.0",),
     ),
+    Route("mcp", "MCP", ("mcp==2.3.0",), extras=("tools",)),
 )
 ROUTES: Mapping[str, Route] = {route.name: route for route in _ROUTES}
 """Name -> route."""
