@@ -1,5 +1,7 @@
 """Adapters to other packages, one file each. They are imported by name, and import the other package when used.
 
+- :mod:`clawgym.interop.acp`: any program that speaks the Agent Client Protocol is an agent.
+- :mod:`clawgym.interop.data`: data sets of ``datasets`` are task sets and pools, pools are verl's ``DataProto``.
 - :mod:`clawgym.interop.mcp`: assistants run and compare evaluations.
 - :mod:`clawgym.interop.openenv`: OpenEnv's clients step our environments, and ``gym.make`` steps its environments.
 - :mod:`clawgym.interop.trl`: ``GRPOTrainer`` trains on episodes of our environments.
