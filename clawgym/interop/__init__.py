@@ -4,5 +4,6 @@
 - :mod:`clawgym.interop.data`: data sets of ``datasets`` are task sets and pools, pools are verl's ``DataProto``.
 - :mod:`clawgym.interop.mcp`: assistants run and compare evaluations.
 - :mod:`clawgym.interop.openenv`: OpenEnv's clients step our environments, and ``gym.make`` steps its environments.
+- :mod:`clawgym.interop.otel`: OpenTelemetry shows the episodes of a run as traces.
 - :mod:`clawgym.interop.trl`: ``GRPOTrainer`` trains on episodes of our environments.
 """

@@ -83,6 +83,14 @@ _ROUTES = (
         extras=("verl",),
         first=("torch==2.13.0",),
     ),
+    Route(
+        "observability",
+        "Observability",
+        (
+            *("opentelemetry-sdk==1.45.2", "opentelemetry-exporter-otlp-proto-http==1.45.2"),
+            *("opentelemetry-semantic-conventions==0.66b2", "mlflow==3.17.2", "wandb==0.31.0"),
+        ),
+    ),
 )
 ROUTES: Mapping[str, Route] = {route.name: route for route in _ROUTES}
 """Name -> route."""
