@@ -120,7 +120,7 @@ def _show(record: Verification, as_json: bool) -> None:
 @app.command("trace")
 def trace_command(
     run: RunPath,
-    endpoint: Annotated[
+    collector: Annotated[
         str, typer.Option(metavar="URL", help="A collector of OpenTelemetry that takes OTLP over HTTP.")
     ] = "http://127.0.0.1:4318",
 ) -> None:
@@ -132,7 +132,7 @@ def trace_command(
     from clawgym.console import Console
     from clawgym.interop.otel import trace_run
 
-    Console().say(f"{trace_run(run, endpoint=endpoint)} episodes sent to {endpoint}")
+    Console().say(f"{trace_run(run, endpoint=collector)} episodes sent to {collector}")
 
 
 @app.command("watch")

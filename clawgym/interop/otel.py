@@ -1,6 +1,6 @@
 """OpenTelemetry: the episodes of a run as traces, by the semantic conventions for generative AI.
 
-    clawgym runs trace RUN --endpoint http://127.0.0.1:4318
+    clawgym runs trace RUN --collector http://127.0.0.1:4318
 
 Needs ``opentelemetry-sdk`` and ``opentelemetry-exporter-otlp-proto-http``.
 
@@ -80,7 +80,7 @@ def trace_run(
                 continue
             _episode(tracer, run, row)
             if exporter.export(made.get_finished_spans()) is not SpanExportResult.SUCCESS:
-                raise RunFolderError(f"{path}: the collector took {count} episodes only: check --endpoint {endpoint}")
+                raise RunFolderError(f"{path}: the collector took {count} episodes only: check --collector {endpoint}")
             made.clear()
             count += 1
             progress(count)

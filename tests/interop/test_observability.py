@@ -101,7 +101,7 @@ async def test_no_collector(backend: Backend, tmp_path: Path) -> None:
         def shutdown(self) -> None: ...
 
     run = await run_of(backend, tmp_path / "run")
-    with pytest.raises(RunFolderError, match="check --endpoint"):
+    with pytest.raises(RunFolderError, match="check --collector"):
         trace_run(run, exporter=Refuses())
 
 
