@@ -401,7 +401,7 @@ advantages = Registry(
     called=True,
     prefixes={"verl": "clawgym.trainers.verl.from_verl:advantage"},
 )
-agents = Registry("agent", "clawgym.agents", ["clawgym.agents"], AgentError)
+agents = Registry("agent", "clawgym.agents", ["clawgym.agents", "clawgym.interop"], AgentError)
 dialects = Registry("dialect", "clawgym.dialects", ["clawgym.gateway.dialects"], GatewayError)
 engines = Registry("engine", "clawgym.engines", ["clawgym.engines"], EngineError)
 envs = Registry("env", "clawgym.envs", ["clawgym.envs", "clawgym.interop"], EnvError)

@@ -12,6 +12,7 @@ from clawgym.cli.doctor import doctor
 from clawgym.cli.eval import eval_command
 from clawgym.cli.gateway import gateway_command
 from clawgym.cli.listing import list_command
+from clawgym.cli.mcp import mcp_command
 from clawgym.cli.serve_env import serve_env_command
 from clawgym.cli.train import train_command
 from clawgym.cli.view import view_command
@@ -35,6 +36,7 @@ app.add_typer(redteam.app, name="redteam")
 app.command("gateway")(gateway_command)
 app.add_typer(serve.app, name="serve")
 app.command("serve-env")(serve_env_command)
+app.command("mcp")(mcp_command)
 app.add_typer(pool.app, name="pool")
 app.command("list")(list_command)
 app.add_typer(leaderboard.app, name="leaderboard")

@@ -84,7 +84,7 @@ def export_command(
     where: PoolName,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
     format: Annotated[
-        str | None, typer.Option(help="parquet, atif, or messages. Default: atif for .jsonl, else parquet.")
+        str | None, typer.Option(help="parquet, atif, messages, or openai. Default: atif for .jsonl, else parquet.")
     ] = None,
     channel: Annotated[str | None, typer.Option(help="Only episodes of this channel.")] = None,
     task: TaskIds = None,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Compare run folders, and grade them again.")
+app = typer.Typer(no_args_is_help=True, help="Compare run folders, grade them again, and trace them.")
 
 
 @app.command("compare")
@@ -115,3 +115,21 @@ def _show(record: Verification, as_json: bool) -> None:
         return
     for line in verification_lines(record):
         out.say(line)
+
+
+@app.command("trace")
+def trace_command(
+    run: RunPath,
+    collector: Annotated[
+        str, typer.Option(metavar="URL", help="A collector of OpenTelemetry that takes OTLP over HTTP.")
+    ] = "http://127.0.0.1:4318",
+) -> None:
+    """Send the episodes of a run to an OpenTelemetry collector: sandbox, model calls, tool calls, grading.
+
+    Texts of messages and tools are not sent. Needs the packages opentelemetry-sdk and
+    opentelemetry-exporter-otlp-proto-http.
+    """
+    from clawgym.console import Console
+    from clawgym.interop.otel import trace_run
+
+    Console().say(f"{trace_run(run, endpoint=collector)} episodes sent to {collector}")

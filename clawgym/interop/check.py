@@ -76,6 +76,29 @@ _ROUTES = (
         extras=("gateway",),
         first=("torch==2.13.0",),
     ),
+    Route("mcp", "MCP", ("mcp==2.3.0",), extras=("tools",)),
+    Route(
+        "acp",
+        "Agent Client Protocol",
+        ("agent-client-protocol==0.12.1", "torch==2.13.0"),
+        extras=("local",),
+        first=("torch==2.13.0",),
+    ),
+    Route(
+        "data",
+        "Data sets",
+        ("datasets==5.2.0", "verl==0.9.1", "openai==3.52.0", "torch==2.13.0"),
+        extras=("verl",),
+        first=("torch==2.13.0",),
+    ),
+    Route(
+        "observability",
+        "Observability",
+        (
+            *("opentelemetry-sdk==1.45.2", "opentelemetry-exporter-otlp-proto-http==1.45.2"),
+            *("opentelemetry-semantic-conventions==0.66b2", "mlflow==3.17.2", "wandb==0.31.0"),
+        ),
+    ),
 )
 ROUTES: Mapping[str, Route] = {route.name: route for route in _ROUTES}
 """Name -> route."""

@@ -18,7 +18,7 @@ from clawgym.pool.states import PooledEpisode
 from clawgym.records import Episode, Observation, Outcome, Step, ToolCall, Turn, continued, prompt_ids
 from clawgym.records.atif import episode_to_atif, json_safe
 
-__all__ = ["atif_of", "conversations_of", "turns_from_atif", "turns_from_messages"]
+__all__ = ["atif_of", "conversations_of", "openai_of", "turns_from_atif", "turns_from_messages"]
 
 _ABOUT = ("channel", "group", "reward", "rewards", "penalties", "trainable", "tags", "note", "meta")
 
@@ -118,6 +118,29 @@ def conversations_of(
         if judge := episode.meta.get("judged_by"):
             row["judged_by"] = judge
         yield row
+
+
+_OPENAI = {
+    "system": ("content", "name"),
+    "developer": ("content", "name"),
+    "user": ("content", "name"),
+    "assistant": ("content", "name", "refusal", "tool_calls"),
+    "tool": ("content", "tool_call_id"),
+}
+"""Role -> the keys of its messages in OpenAI's fine-tuning format."""
+
+
+def openai_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A row of :func:`conversations_of` in OpenAI's fine-tuning format, without reasoning. None if it ends without a
+    reply."""
+    messages = [
+        {"role": message["role"]} | {key: message[key] for key in _OPENAI[message["role"]] if key in message}
+        for message in row["messages"]
+        if message.get("role") in _OPENAI
+    ]
+    if not messages or messages[-1]["role"] != "assistant":
+        return None
+    return {"messages": messages} | ({"tools": row["tools"]} if "tools" in row else {})
 
 
 def turns_from_atif(document: Mapping[str, Any]) -> list[Turn]:

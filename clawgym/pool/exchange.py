@@ -25,9 +25,9 @@ from clawgym.registry import did_you_mean
 
 __all__ = ["Exported", "Format", "Imported", "export", "import_"]
 
-Format = Literal["parquet", "atif", "messages"]
+Format = Literal["parquet", "atif", "messages", "openai"]
 _FORMATS: tuple[Format, ...] = get_args(Format)
-_SUFFIXES: Mapping[str, tuple[Format, ...]] = {".parquet": ("parquet",), ".jsonl": ("atif", "messages")}
+_SUFFIXES: Mapping[str, tuple[Format, ...]] = {".parquet": ("parquet",), ".jsonl": ("atif", "messages", "openai")}
 """Suffix of a file -> the formats that it may have, its default first."""
 _NO_OUTCOME = "imported without an outcome"
 
@@ -72,10 +72,11 @@ def export(
     parquet.
 
     ``parquet``: one row per turn, lossless, with training sequences; ``atif``: one ATIF document per line;
-    ``messages``: chat messages, one line per branch of the main agent. Raises :class:`~clawgym.errors.PoolError` if the
+    ``messages``: chat messages, one line per branch of the main agent; ``openai``: the same in OpenAI's fine-tuning
+    format, with nothing but messages and tools. Raises :class:`~clawgym.errors.PoolError` if the
     file cannot be written, and for a format that its suffix contradicts.
     """
-    writers = {"parquet": _write_parquet, "atif": _write_atif, "messages": _write_messages}
+    writers = {"parquet": _write_parquet, "atif": _write_atif, "messages": _write_messages, "openai": _write_openai}
     format = _format_of(Path(out), format)
     if format not in writers:
         raise PoolError(
@@ -170,17 +171,21 @@ def _write_atif(pool: Pool, chosen: Chosen, path: Path) -> None:
 
 
 def _write_messages(pool: Pool, chosen: Chosen, path: Path) -> None:
+    _write_lines(path, _conversations(pool, chosen))
+
+
+def _write_openai(pool: Pool, chosen: Chosen, path: Path) -> None:
+    _write_lines(path, filter(None, map(documents.openai_of, _conversations(pool, chosen))))
+
+
+def _conversations(pool: Pool, chosen: Chosen) -> Iterator[Mapping[str, Any]]:
     tools: dict[str, Any] = {"": None}
-
-    def rows() -> Iterator[Mapping[str, Any]]:
-        for episode, turns in chosen:
-            for turn in turns:
-                if turn.tools not in tools:
-                    found = _file(pool, turn.tools)
-                    tools[turn.tools] = None if found is None else json.loads(found.data)
-            yield from documents.conversations_of(episode, turns, tools)
-
-    _write_lines(path, rows())
+    for episode, turns in chosen:
+        for turn in turns:
+            if turn.tools not in tools:
+                found = _file(pool, turn.tools)
+                tools[turn.tools] = None if found is None else json.loads(found.data)
+        yield from documents.conversations_of(episode, turns, tools)
 
 
 def _file(pool: Pool, name: str) -> Image | None:

@@ -1,4 +1,4 @@
-"""Where metrics go during a run: the terminal, Weights & Biases, TensorBoard.
+"""Where metrics go during a run: the terminal, Weights & Biases, TensorBoard, MLflow.
 
 Invariant: trackers and views never change or stop a run.
 """
@@ -93,6 +93,12 @@ class Trackers:
                 _log.warning("tracker %s: %s", name, error)
 
 
+def _id_of(run: TrackedRun) -> str:
+    """A fixed id, so that a resumed run continues its curve."""
+    about = run.config
+    return f"{about.name}-{run.method}-{about.seed}-{run.path.name}".replace("/", "-")[:120]
+
+
 @trackers.register("wandb")
 class WandbTracker:
     """Weights & Biases.
@@ -110,11 +116,10 @@ class WandbTracker:
         except ImportError as error:
             raise MissingDependency(f"the tracker wandb needs wandb ({error}): pip install 'clawgym[train]'") from error
         about = run.config
-        # A fixed id, so that a resumed run continues its curve.
         self._run: Any = wandb.init(
             project=project,
             name=run.path.name,
-            id=f"{about.name}-{run.method}-{about.seed}-{run.path.name}".replace("/", "-")[:120],
+            id=_id_of(run),
             resume="allow",
             mode=mode,
             dir=str(run.path),
@@ -148,6 +153,42 @@ class TensorBoardTracker:
 
     def close(self) -> None:
         self._writer.close()
+
+
+@trackers.register("mlflow")
+class MlflowTracker:
+    """MLflow.
+
+    Args:
+        uri: the tracking server or database. Default: ``mlflow.db`` in the run folder.
+        experiment: the experiment of the run.
+    """
+
+    def __init__(self, run: TrackedRun, *, uri: str | None = None, experiment: str = "clawgym") -> None:
+        try:
+            from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise MissingDependency(f"the tracker mlflow needs mlflow ({error}): pip install mlflow") from error
+        self._client: Any = MlflowClient(uri or f"sqlite:///{run.path.absolute() / 'mlflow.db'}")
+        found = self._client.get_experiment_by_name(experiment)
+        folder = (run.path.absolute() / "mlflow").as_uri() if uri is None else None
+        id = found.experiment_id if found else self._client.create_experiment(experiment, folder)
+        name = _id_of(run)
+        runs = self._client.search_runs([id], f"tags.clawgym = '{name.replace(chr(39), '')}'", max_results=1)
+        if runs:
+            self._run: str = runs[0].info.run_id
+            self._client.update_run(self._run, "RUNNING")
+        else:
+            tags = {"clawgym": name.replace(chr(39), "")}
+            self._run = self._client.create_run(id, run_name=run.path.name, tags=tags).info.run_id
+            self._client.log_dict(self._run, run.config.model_dump(mode="json"), "config.json")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
 
 
 class View(Protocol):
