@@ -14,9 +14,9 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_res
 
 from clawgym.engines.folders import local_name
 from clawgym.hub._checkpoint import Checkpoint
+from clawgym.hub._upload import render
 from clawgym.tasks.sets import PUBLISHED
 from clawgym.trainers.common.data_use import data_uses
-from clawgym.visible import visible, visible_value
 
 __all__ = ["CURVE", "card", "curve", "eval_results", "model_name", "portable"]
 
@@ -47,11 +47,6 @@ def _table(value: Mapping[str, Any], where: str = "") -> Iterable[tuple[str, str
         else:
             shown = inner if isinstance(inner, str) else json.dumps(inner, ensure_ascii=False)
             yield portable(name), portable(shown)
-
-
-def _cell(text: object) -> str:
-    """Escape a value for a Markdown table."""
-    return visible(" ".join(str(text).split())).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def _slug(text: str) -> str:
@@ -97,14 +92,8 @@ def card(made: Checkpoint, base: str, merged: bool, curved: bool) -> str:
         eval_results=results or None,
         base_model=base if re.fullmatch(r"[\w.-]+/[\w.-]+", base) else None,
     )
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("clawgym.hub", "."),
-        undefined=jinja2.StrictUndefined,
-        finalize=visible_value,
-        trim_blocks=True,
-    )
-    environment.filters["cell"] = _cell
-    return environment.get_template("card.md.j2").render(
+    return render(
+        "card.md.j2",
         header=data.to_yaml(),
         name=name,
         kind=kind,
