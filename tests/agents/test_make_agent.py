@@ -46,7 +46,7 @@ def test_make_agent_with_engine():
     ("name", "options", "message"),
     [
         ("orcale", {}, "Did you mean 'oracle'"),
-        ("zzz", {}, "Known agents: aider, claude-code, codex"),
+        ("zzz", {}, "Known agents: acp, aider, claude-code, codex"),
         ("oracle", {"model": "m"}, "does not take model: it takes no options"),
         ("replay", {"model": "m"}, "it takes source"),
         ("replay", {}, "needs source: give source="),

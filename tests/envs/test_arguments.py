@@ -137,7 +137,9 @@ def test_gymnasium_vectorization_modes() -> None:
     made.close()
 
 
-@pytest.mark.parametrize("name", [name for name in envs.names() if name.startswith("ClawGym/")])
+@pytest.mark.parametrize(
+    "name", [name for name in envs.names() if name.startswith("ClawGym/") and name != "ClawGym/openenv-v0"]
+)  # the tasks of openenv-v0 are its server's
 def test_default_tasks_are_training_split(name: str) -> None:
     from clawgym.tasks.sets import load
 
