@@ -30,6 +30,8 @@ __all__ = ["AcpProgram", "RunningAcp"]
 _PORT = 9010
 _START_SECONDS = 180.0
 _FOREVER = 7 * 86400.0
+_LAST_SECONDS = 5.0
+"""Longest wait for the end of a program that failed."""
 _LARGEST_MESSAGE = 8 * 2**20
 """Bytes of one message of the program."""
 _LARGEST_ANSWER = 2**20
@@ -187,7 +189,7 @@ class RunningAcp:
             if not accepting.done():
                 accepting.cancel()
                 await asyncio.gather(accepting, return_exceptions=True)
-                raise InfraError(f"{argv[0]} did not start ({self._why()}): check the command")
+                raise InfraError(f"{argv[0]} did not start ({await self._why()}): check the command")
             sock, _ = accepting.result()
         reader, self._writer = await asyncio.open_connection(sock=sock, limit=_LARGEST_MESSAGE)
         self._connection = acp.client.connection.ClientSideConnection(self._person, self._writer, reader)
@@ -195,9 +197,8 @@ class RunningAcp:
             await self._connection.initialize(protocol_version=acp.PROTOCOL_VERSION)
             opened = await self._connection.new_session(cwd=self._sandbox.spec.workdir, mcp_servers=[])
         except (acp.RequestError, ConnectionError, ValueError) as error:
-            raise InfraError(
-                f"{argv[0]} opens no session of ACP ({error}; {self._why()}): check the command"
-            ) from error
+            why = f"{error}; {await self._why()}"
+            raise InfraError(f"{argv[0]} opens no session of ACP ({why}): check the command") from error
         self._session = opened.session_id
 
     async def ask(self, message: str) -> str:
@@ -208,14 +209,14 @@ class RunningAcp:
         try:
             done = await self._connection.prompt(session_id=self._session, prompt=[text])
         except (acp.RequestError, ConnectionError, ValueError) as error:
-            raise ClawStopped(f"the program failed ({error!s:.300}; {self._why()})") from error
+            raise ClawStopped(f"the program failed ({error!s:.300}; {await self._why()})") from error
         if done.stop_reason == "cancelled":
             raise ClawStopped("the program cancelled its work")
         return "".join(self._person.answer).strip()
 
     async def files(self) -> Mapping[str, bytes]:
         """Return the program's last output, if it has ended."""
-        return {"acp.log": self._why().encode()} if self.ended else {}
+        return {"acp.log": (await self._why()).encode()} if self.ended else {}
 
     async def aclose(self) -> None:
         """See :class:`~clawgym.agents.blackbox.Running`."""
@@ -228,7 +229,10 @@ class RunningAcp:
             self._process.cancel()
             await asyncio.gather(self._process, return_exceptions=True)
 
-    def _why(self) -> str:
+    async def _why(self) -> str:
+        """How the program ended. One that has closed its connection is about to end."""
+        if self._process is not None:
+            await asyncio.wait([self._process], timeout=_LAST_SECONDS)
         if self._process is None or not self._process.done():
             return "it is running"
         if self._process.cancelled():
