@@ -70,8 +70,9 @@ def settings(arm: Arm) -> list[str]:
         "redact=false", "held_out=0.3", "idle=3600", f"gate.on={'false' if arm == 'ungated' else 'true'}",
         "training.reward.judge=complaints", "training.distillation.hints=1", "gate.scorers=[likelihood, complaints]",
         "gate.canaries=600", "training.rollout.groups=16", "training.model.lora={rank: 16, alpha: 32}",
-        "training.optimizer.lr=0.0007", "training.algorithm.epochs=4", "training.agent.max_steps=2",
-        "training.agent.max_tokens=48", "training.compute.row_tokens=512",
+        "training.optimizer.lr=0.0007", "training.algorithm.epochs=4", "training.algorithm.imitation=1",
+        "training.agent.max_steps=2", "training.agent.max_tokens=48",
+        "training.compute.row_tokens=512",
     ]  # fmt: skip
 
 

@@ -279,7 +279,7 @@ async def test_the_memory_of_each_rank_is_told(model: Path) -> None:
         found = await check_model(load_service_config(None, str(model), [*common, *settings]), weights=False)
         return next(finding for finding in found if finding.what == "memory")
 
-    ranked = ["training.trainer=verl", "training.verl.engine=transformers", "training.algorithm.imitation=0"]
+    ranked = ["training.trainer=verl", "training.verl.engine=transformers"]
     whole, shard = [await memory(*ranked, f"training.verl.ranks={ranks}") for ranks in (1, 4)]
     assert "each of 4 ranks" in shard.detail
     parts = [one.figures["parts_bytes"] for one in (whole, shard)]

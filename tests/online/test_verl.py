@@ -39,12 +39,8 @@ LR, TOLERANCE = 1e-3, 1e-5
 SETTINGS = [
     "redact=false", "held_out=0", "gate.on=false", "training.rollout.groups=2", "training.algorithm.old=recompute",
     "training.distillation.hints=1", f"training.optimizer.lr={LR}", "training.compute.micro_tokens=512",
-    "training.algorithm.imitation=0",
 ]  # fmt: skip
-RANKS = [
-    "training.trainer=verl", "training.verl.engine=transformers", "training.verl.ranks=2",
-    "training.algorithm.imitation=0",
-]  # fmt: skip
+RANKS = ["training.trainer=verl", "training.verl.engine=transformers", "training.verl.ranks=2"]
 
 
 @pytest.fixture(scope="module")
