@@ -82,10 +82,11 @@ def test_every_page_is_shown_in_both_colours_and_on_a_phone(address: str, shared
     accessible(page, axe)
     page.emulate_media(color_scheme="dark")
     page.wait_for_selector("html[data-mantine-color-scheme=dark]")
+    until(page, "document.getAnimations().every(one => one.playState !== 'running')")  # colours fade over
     accessible(page, axe)
     page.set_viewport_size({"width": 360, "height": 780})
     until(page, "innerWidth === 360")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360, "the page is wider than a phone"
+    until(page, "document.documentElement.scrollWidth <= 360")  # not wider than the phone
     accessible(page, axe)
     assert page.title().endswith("ClawGym")
 
@@ -143,8 +144,9 @@ def test_keys_choose_open_and_leave(server: Server, tab: Tab) -> None:
     page.wait_for_selector(".vt-body .open")
     for _ in range(30):
         page.keyboard.press("j")
+    until(page, "document.activeElement.closest('[data-index]')?.dataset.index === '29'")
     page.keyboard.press("k")
-    assert page.evaluate("Number(document.activeElement.closest('[data-index]').dataset.index)") > 25
+    until(page, "document.activeElement.closest('[data-index]')?.dataset.index === '28'")
     wanted = page.evaluate("document.activeElement.textContent")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_contain_text(wanted)
