@@ -263,29 +263,38 @@ class VersionTrainer:
         near = {version.number for version in lineage[: self._about.rollout.staleness + 1]}
         return _only(batch, lambda member: {v for s in member.sequences for v in s.policy_versions} <= near)
 
-    async def _imitated(self, batch: Batch) -> list[MaskedSequence]:
-        """The accepted replies of a batch, and for every three of them one that is rehearsed."""
-        found: list[MaskedSequence] = []
-        rng = random.Random(f"{self._about.seed}:{self._progress.step}")
+    async def _accepted(self, batch: Batch) -> dict[str, list[MaskedSequence]]:
+        """Conversation -> its accepted replies, if it has some."""
+        found: dict[str, list[MaskedSequence]] = {}
         if self._about.algorithm.imitation:
+            rng = self._rng("accepted")
             for member in (member for group in batch.groups for member in group.episodes):
                 turns = await asyncio.to_thread(self._pool.turns, member.episode.id)
-                accepted = list(accepted_replies(turns, member.process_rewards))
-                found += rng.sample(accepted, min(len(accepted), _MOST_IMITATED))
-        if found:
-            known = await rehearsed_replies(self._run / "rehearsal.json", self._policy, self._renderer)
-            found += rng.sample(known, min(len(known), math.ceil(len(found) / 3)))
+                if accepted := list(accepted_replies(turns, member.process_rewards)):
+                    found[member.episode.id] = rng.sample(accepted, min(len(accepted), _MOST_IMITATED))
         return found
+
+    async def _rehearsed(self, accepted: int) -> list[MaskedSequence]:
+        """For every three accepted replies one that is rehearsed."""
+        if not accepted:
+            return []
+        known = await rehearsed_replies(self._run / "rehearsal.json", self._policy, self._renderer)
+        return self._rng("rehearsed").sample(known, min(len(known), math.ceil(accepted / 3)))
+
+    def _rng(self, purpose: str) -> random.Random:
+        return random.Random(f"{self._about.seed}:{self._progress.step}:{purpose}")
 
     async def _train(self, batch: Batch) -> bool:
         """One training step, and its checkpoint. False if there is none; then the weights are those of before."""
         began, progress, about, parent = time.monotonic(), self._progress, self._about, self.current
-        imitated = await self._imitated(batch)
-        heard, batch = batch, self._fresh(batch)
-        if not batch.groups and not imitated:
+        accepted = await self._accepted(batch)
+        batch = self._fresh(batch)
+        if not batch.groups and not accepted:
             _log.info("step %d: its conversations are gone, or too old to train on", progress.step)
             return False
-        sessions = sorted(member.episode.id for group in heard.groups for member in group.episodes)
+        sessions = sorted({member.episode.id for group in batch.groups for member in group.episodes} | accepted.keys())
+        imitated = list(itertools.chain.from_iterable(accepted.values()))
+        imitated += await self._rehearsed(len(imitated))
         policy, learner = self._policy, self._learner
         teachers, metrics = {}, {}
         if about.distillation.hints:

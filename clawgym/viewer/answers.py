@@ -58,10 +58,10 @@ class Export:
     def __init__(self, name: str, rows: Iterable[Mapping[str, Any]], format: str) -> None:
         self.name = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)[:80]}.{format}"
         self.type = "text/csv" if format == "csv" else "application/x-ndjson"
-        flat = [{key: _cell(value) for key, value in row.items()} for row in map(plain, rows)]
         if format == "jsonl":
             self.text = "".join(json.dumps(row) + "\n" for row in map(plain, rows))
         else:
+            flat = [{key: _cell(value) for key, value in row.items()} for row in map(plain, rows)]
             buffer = io.StringIO()
             table = csv.DictWriter(buffer, list(dict.fromkeys(key for row in flat for key in row)))
             table.writeheader()

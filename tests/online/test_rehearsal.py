@@ -46,15 +46,22 @@ async def test_the_first_version_is_rehearsed_whatever_was_learned_since(model: 
     assert await rehearsed_replies(kept, policy, renderer) == first, "read from the file"
 
 
-def converse(pool: Pool, number: int, thumbs: tuple[int, ...]) -> None:
-    """A judged conversation with version 0, and a thumb for each reply."""
+def converse(pool: Pool, number: int, thumbs: tuple[int, ...], version: int = 0) -> str:
+    """A conversation with a version, and a thumb for each reply."""
     id = pool.open_episode(channel="live:user")
     message: Mapping[str, Any] = {"role": "user", "content": "Hello"}
     for n in range(len(thumbs)):
         parent = n - 1 if n else None
-        turn = Turn((9, 10 + number), (11, 12 + n), (-7.6, -7.6), 0, parent=parent, messages=(message,))
+        turn = Turn((9, 10 + number), (11, 12 + n), (-7.6, -7.6), version, parent=parent, messages=(message,))
         pool.append([(id, n, turn)])
     pool.set_turn_rewards(id, dict(enumerate(map(float, thumbs))), name="feedback")
+    return id
+
+
+async def judged(folder: ServiceFolder, pool: Pool) -> None:
+    judge = ConversationJudge(folder, folder.config, pool)
+    for episode in list(pool.episodes(state="open")):
+        assert await judge(episode)
 
 
 @pytest.mark.parametrize(("imitation", "versions"), [(1.0, 3), (0.0, 2)])
@@ -70,9 +77,7 @@ async def test_accepted_replies_are_trained_on_at_any_age(
     with Pool(folder.pool) as pool:
         for number in range(6):
             converse(pool, number, (-1, 1))
-            judge = ConversationJudge(folder, folder.config, pool)
-        for episode in list(pool.episodes(state="open")):
-            assert await judge(episode)
+        await judged(folder, pool)
         trainer = VersionTrainer(folder, pool)
         while await trainer.step():
             pass
@@ -83,3 +88,27 @@ async def test_accepted_replies_are_trained_on_at_any_age(
         last = made[-1].about["metrics"]
         assert last["actor/grad_norm"] > 0
         assert last["rollout/groups_trained"] == 0, "old replies have no policy gradient"
+
+
+@pytest.mark.parametrize("imitation", [0.0, 1.0])
+async def test_a_version_names_the_conversations_that_it_was_trained_on(
+    model: Path, tmp_path: Path, imitation: float
+) -> None:
+    """An old conversation is one of them only if something in it is imitated."""
+    folder = ServiceFolder(tmp_path / "service")
+    settings = ["redact=false", "held_out=0", "gate.on=false", "training.rollout.groups=3"]
+    settings += ["training.rollout.staleness=0", "training.reward.judge=complaints"]
+    folder.create(load_service_config(None, str(model), [*settings, f"training.algorithm.imitation={imitation}"]))
+    Versions.create(folder.versions, model)
+    with Pool(folder.pool) as pool:
+        first = {converse(pool, number, (-1,)) for number in range(3)}
+        await judged(folder, pool)
+        trainer = VersionTrainer(folder, pool)
+        assert await trainer.step()
+        converse(pool, 3, (-1,))
+        old, new = converse(pool, 4, (-1, 1)), converse(pool, 5, (-1,), version=1)
+        await judged(folder, pool)
+        assert await trainer.step()
+        _, one, two = Versions(folder.versions).all()
+    assert set(one.sessions) == first
+    assert set(two.sessions) == ({new, old} if imitation else {new})

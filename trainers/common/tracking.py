@@ -173,14 +173,13 @@ class MlflowTracker:
         found = self._client.get_experiment_by_name(experiment)
         folder = (run.path.absolute() / "mlflow").as_uri() if uri is None else None
         id = found.experiment_id if found else self._client.create_experiment(experiment, folder)
-        name = _id_of(run)
-        runs = self._client.search_runs([id], f"tags.clawgym = '{name.replace(chr(39), '')}'", max_results=1)
+        name = _id_of(run).replace("'", "")
+        runs = self._client.search_runs([id], f"tags.clawgym = '{name}'", max_results=1)
         if runs:
             self._run: str = runs[0].info.run_id
             self._client.update_run(self._run, "RUNNING")
         else:
-            tags = {"clawgym": name.replace(chr(39), "")}
-            self._run = self._client.create_run(id, run_name=run.path.name, tags=tags).info.run_id
+            self._run = self._client.create_run(id, run_name=run.path.name, tags={"clawgym": name}).info.run_id
             self._client.log_dict(self._run, run.config.model_dump(mode="json"), "config.json")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
