@@ -20,6 +20,7 @@ from clawgym.hub._card import portable
 from clawgym.hub._checkpoint import HubError
 from clawgym.hub._upload import Upload, UploadPlan, refuse_secrets, render, repo_name
 from clawgym.records.run_folder import MANIFEST, TRANSCRIPT, RunFolder
+from clawgym.reporting.transcripts import LARGEST_TRANSCRIPT
 
 __all__ = ["ATIF", "DATA", "OURS", "PULLED", "finish_traces", "plan_traces"]
 
@@ -33,7 +34,6 @@ _NUMBERS = {"sample": int, "steps": int, "prompt_tokens": int, "completion_token
 _SCORES = ("strict", "official")
 _BATCH = 64
 _MAX_UNPACKED = 64 * 2**30
-_MAX_TRANSCRIPT = 64 * 2**20
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def _of_run(folder: Path, table: Path) -> int:
 def _episode(run: RunFolder, row: Mapping[str, Any], model: Any) -> dict[str, Any]:
     name = run.episode_folder(row["task_id"], row["sample"]).relative_to(run.path).as_posix()
     try:
-        transcript = json.loads(read_below(run.path, f"{name}/{TRANSCRIPT}", _MAX_TRANSCRIPT))
+        transcript = json.loads(read_below(run.path, f"{name}/{TRANSCRIPT}", LARGEST_TRANSCRIPT))
     except (OSError, ValueError) as error:
         raise HubError(f"{run.path / name / TRANSCRIPT}: cannot be read ({error}): restore it") from error
     usage, result = row.get("usage") or {}, row.get("result") or {}

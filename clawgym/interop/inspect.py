@@ -13,6 +13,7 @@ the sandbox was stopped. Files of a sandbox are read on this machine without fol
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from clawgym.errors import MissingDependency, SandboxDied, SandboxError, TaskError
+from clawgym.files import read_below
 from clawgym.interop._backend import loop_backend
-from clawgym.records import Limits, Submission, Task, TaskFile, TaskSet, VerifierSpec
+from clawgym.records import Limits, Step, Submission, Task, TaskFile, TaskSet, VerifierSpec
 from clawgym.records.atif import steps_from_atif
-from clawgym.records.run_folder import TRANSCRIPT, RunFolder
+from clawgym.records.run_folder import TRANSCRIPT, RunFolder, safe_name
+from clawgym.reporting.transcripts import LARGEST_TRANSCRIPT
 from clawgym.rollout import Attempt, EpisodeRequest
 from clawgym.sandbox import Archive, Sandbox, SandboxSpec, Shell
 from clawgym.tasks.sets import load
@@ -473,8 +476,10 @@ def write_log(run: str | Path, location: str | Path) -> None:
 
 
 def _sample(folder: RunFolder, row: Mapping[str, Any], name: str) -> Any:
-    path = folder.episode_folder(row["task_id"], row["sample"]) / TRANSCRIPT
-    steps = steps_from_atif(json.loads(path.read_bytes())) if path.exists() else ()
+    steps: Sequence[Step] = ()
+    with contextlib.suppress(FileNotFoundError):
+        inner = f"episodes/{safe_name(row['task_id'], row['sample'])}/{TRANSCRIPT}"
+        steps = steps_from_atif(json.loads(read_below(folder.path, inner, LARGEST_TRANSCRIPT)))
     messages = [message for step in steps for message in _chat(step)]
     result, usage = row.get("result"), row.get("usage") or {}
     used = model.ModelUsage(

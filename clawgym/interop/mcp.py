@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from clawgym.bounds import read_json
 from clawgym.errors import AgentError, ClawGymError, MissingDependency, RunFolderError, TaskSetNotFound
 from clawgym.evaluation.progress import ResultStore
-from clawgym.files import read_below
 from clawgym.records.atif import json_safe
-from clawgym.records.run_folder import TRANSCRIPT, RunFolder, safe_name
+from clawgym.records.run_folder import RunFolder
 from clawgym.registry import agents
+from clawgym.reporting.transcripts import stored_steps
 from clawgym.visible import visible_lines
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ _TEXT, _ITEMS = 4000, 60
 """Most characters of one text, and most items of one list, in an answer."""
 _ANSWER = 40_000
 """Most characters of an answer, as JSON."""
-_TRANSCRIPT = 64 * 2**20
 _RUNS = 200
 """Most runs that are listed."""
 
@@ -386,10 +384,7 @@ def _episode_of(path: Path, task_id: str, sample: int, first: int) -> dict[str, 
     if row is None:
         raise RunFolderError(f"{path.name} has no episode {sample} of {task_id[:100]!r}: get_run lists them")
     shown = {name: row.get(name) for name in ("task_id", "sample", "outcome", "cause", "result", "usage", "seconds")}
-    steps: list[Any] = []
-    with contextlib.suppress(FileNotFoundError):
-        inner = f"{path.name}/episodes/{safe_name(task_id, sample)}/{TRANSCRIPT}"
-        steps = read_json(read_below(path.parent, inner, _TRANSCRIPT))["steps"]
+    steps = stored_steps(path, task_id, sample)
     answer = {**_bounded(shown, _ANSWER // 2), "number_of_steps": len(steps), "from_step": first, "next_step": None}
     page: list[Any] = []
     room = _ANSWER // 2

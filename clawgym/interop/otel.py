@@ -10,23 +10,20 @@ messages, tool arguments and outputs are not sent. Names that a model chose are 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from clawgym.bounds import read_json
 from clawgym.errors import MissingDependency, RunFolderError
 from clawgym.evaluation.summary import official, strict
-from clawgym.files import read_below
 from clawgym.records import Outcome
-from clawgym.records.run_folder import TRANSCRIPT, RunFolder, safe_name
+from clawgym.records.run_folder import RunFolder
+from clawgym.reporting.transcripts import stored_steps
 
 __all__ = ["trace_run"]
 
-_TRANSCRIPT = 64 * 2**20
 _STEPS = 2000
 """Most steps of an episode that become spans."""
 _NAME = 200
@@ -137,10 +134,7 @@ def _episode(tracer: Any, run: RunFolder, row: Mapping[str, Any]) -> None:
 def _steps(tracer: Any, run: RunFolder, row: Mapping[str, Any], inside: Any, model: str, begin: int, end: int) -> None:
     """A span for each model call and each tool call. The records have the time at which a step was complete, so a call
     begins where the step before ended, and tool calls have no length of their own."""
-    steps: list[Any] = []
-    with contextlib.suppress(FileNotFoundError):
-        inner = f"{run.path.name}/episodes/{safe_name(row['task_id'], row['sample'])}/{TRANSCRIPT}"
-        steps = read_json(read_below(run.path.absolute().parent, inner, _TRANSCRIPT))["steps"]
+    steps = stored_steps(run.path, row["task_id"], row["sample"])
     now = begin
     for step in itertools.islice((one for one in steps if one.get("source") == "agent"), _STEPS):
         until = min(max(_nanoseconds(step.get("timestamp")) or now, now), end)

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clawgym.bounds import read_json
 from clawgym.errors import TaskError
 from clawgym.files import read_below
 from clawgym.records import Image, Step, Usage
 from clawgym.records.atif import steps_from_atif
+from clawgym.records.run_folder import TRANSCRIPT, safe_name
 
 __all__ = [
     "LARGEST_TRANSCRIPT",
@@ -28,6 +30,7 @@ __all__ = [
     "cut",
     "read_transcript",
     "step_answers",
+    "stored_steps",
     "token_answers",
     "usage_answer",
 ]
@@ -102,6 +105,18 @@ def read_transcript(folder: Path, name: str) -> Transcript:
         return Transcript(note=f"The transcript cannot be read: it {error.strerror}.")
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError, TaskError) as error:
         return Transcript(note=f"The transcript cannot be read ({type(error).__name__}).")
+
+
+def stored_steps(run: Path, task_id: str, sample: int) -> list[Any]:
+    """The steps of an episode of the run folder ``run``, as its ATIF document holds them; empty without a transcript.
+
+    Raises OSError and ValueError if it cannot be read, or is larger than :data:`LARGEST_TRANSCRIPT`."""
+    run = run.absolute()
+    try:
+        inner = f"{run.name}/episodes/{safe_name(task_id, sample)}/{TRANSCRIPT}"
+        return read_json(read_below(run.parent, inner, LARGEST_TRANSCRIPT))["steps"]
+    except FileNotFoundError:
+        return []
 
 
 def _has_ids(metrics: Any) -> bool:
