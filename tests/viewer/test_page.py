@@ -82,7 +82,7 @@ def test_every_page_is_shown_in_both_colours_and_on_a_phone(address: str, shared
     accessible(page, axe)
     page.emulate_media(color_scheme="dark")
     page.wait_for_selector("html[data-mantine-color-scheme=dark]")
-    until(page, "document.getAnimations().every(one => one.playState !== 'running')")  # colours fade over
+    until(page, "!document.getAnimations().some(one => one instanceof CSSTransition)")  # colours fade over
     accessible(page, axe)
     page.set_viewport_size({"width": 360, "height": 780})
     until(page, "innerWidth === 360")
@@ -150,9 +150,10 @@ def test_keys_choose_open_and_leave(server: Server, tab: Tab) -> None:
     wanted = page.evaluate("document.activeElement.textContent")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_contain_text(wanted)
-    expect(page.locator("main")).to_contain_text("of 5,000")
+    expect(page.locator("main")).to_contain_text("29 of 5,000")  # it knows its neighbours
     page.keyboard.press("n")
     expect(page.get_by_role("heading", level=1)).not_to_contain_text(wanted)
+    expect(page.locator("main")).to_contain_text("30 of 5,000")
     page.keyboard.press("p")
     expect(page.get_by_role("heading", level=1)).to_contain_text(wanted)
     page.keyboard.press("Escape")
