@@ -1,6 +1,6 @@
 /** Parts that all pages are made of. */
-import { Button } from "@mantine/core";
-import { useEffect, useId, useState, type ReactNode } from "react";
+import { Button, TextInput } from "@mantine/core";
+import { useEffect, useId, useState, type ReactNode, type Ref } from "react";
 import { Link } from "wouter";
 import type { Estimate, State } from "./api";
 import type { Asked, Failed } from "./data";
@@ -394,6 +394,23 @@ export function Histogram({ low, high, names }: { low: number[]; high: number[];
   );
 }
 
+/** The field that narrows a list by its text. */
+export function FilterField(props: { field: Ref<HTMLInputElement>; label: string; placeholder: string; value: string; change: (text: string) => void }) {
+  return (
+    <TextInput
+      ref={props.field}
+      className="grow"
+      size="xs"
+      type="search"
+      aria-label={props.label}
+      placeholder={props.placeholder}
+      leftSection={<Icon name="search" />}
+      value={props.value}
+      onChange={(event) => props.change(event.currentTarget.value)}
+    />
+  );
+}
+
 // ------------------------------------------------------------------------------------------------- texts and tables
 
 /** A text from outside: the beginning of it, and all of it on a click. */
@@ -439,10 +456,15 @@ export interface Col<T> {
   num?: boolean;
   grow?: boolean;
   title?: string;
+  /** Left out on narrow screens. */
+  wide?: boolean;
 }
 
-/** A small table, scrolled sideways where it is wider than the screen. */
-export function Table<T>(props: { label: string; cols: Col<T>[]; rows: T[]; most?: number; card?: boolean }) {
+const classOf = <T,>(col: Col<T>, body: boolean) =>
+  [col.num && "num", body && col.grow && "grow", col.wide && "big-only"].filter(Boolean).join(" ") || undefined;
+
+/** A small table, scrolled sideways where it is wider than the screen. `id` names the rows of a list whose order changes. */
+export function Table<T>(props: { label: string; cols: Col<T>[]; rows: T[]; most?: number; card?: boolean; id?: (row: T) => string }) {
   const { cols, rows, most = 50 } = props;
   const [all, set] = useState(false);
   const shown = all ? rows : rows.slice(0, most);
@@ -452,17 +474,17 @@ export function Table<T>(props: { label: string; cols: Col<T>[]; rows: T[]; most
         <thead>
           <tr>
             {cols.map((col) => (
-              <th key={col.name} scope="col" className={col.num ? "num" : undefined} title={col.title}>
-                {col.name || <span className="hidden">Row</span>}
+              <th key={col.name} scope="col" className={classOf(col, false)} title={col.title}>
+                {col.name || <span className="hidden">{col.title ?? "Row"}</span>}
               </th>
             ))}
           </tr>
         </thead>
         <tbody>
           {shown.map((row, at) => (
-            <tr key={at}>
+            <tr key={props.id?.(row) ?? at}>
               {cols.map((col) => (
-                <td key={col.name} className={`${col.num ? "num" : ""} ${col.grow ? "grow" : ""}`}>
+                <td key={col.name} className={classOf(col, true)}>
                   {col.cell(row, at)}
                 </td>
               ))}

@@ -1,13 +1,11 @@
 /** The audit of a task set, and what attacks on it earned. */
-import { TextInput } from "@mantine/core";
 import { useMemo, useRef } from "react";
 import type { Attack, AttackRate, Audit, AuditTask } from "../api";
 import { query as asQuery, useAnswer, usePaged } from "../data";
 import { duration, number, percent, plural, whole } from "../format";
-import { Icon } from "../icons";
 import { useKeys } from "../keys";
 import { useQuery } from "../router";
-import { Bars, Blank, Head, Mark, Notice, Reasons, Section, Shown, StateMark, Table, Tile } from "../ui";
+import { Bars, Blank, FilterField, Head, Mark, Notice, Reasons, Section, Shown, StateMark, Table, Tile } from "../ui";
 import { Found, VirtualTable, type VCol } from "../vtable";
 import { Select } from "./run";
 
@@ -143,17 +141,7 @@ function Tasks({ audit, flaws }: { audit: Audit; flaws: string[] }) {
   return (
     <Section title="Tasks" aside={<Found list={list} one="task" />}>
       <div className="filters">
-        <TextInput
-          ref={field}
-          className="grow"
-          size="xs"
-          type="search"
-          aria-label="Filter by task"
-          placeholder="Task"
-          leftSection={<Icon name="search" />}
-          value={query.get("q") ?? ""}
-          onChange={(event) => change({ q: event.currentTarget.value })}
-        />
+        <FilterField field={field} label="Filter by task" placeholder="Task" value={query.get("q") ?? ""} change={(q) => change({ q })} />
         <Select label="Flaw" value={query.get("flaw")} onChange={(flaw) => change({ flaw })} options={flaws.map((name) => [name, name])} />
       </div>
       <VirtualTable label="Tasks" list={list} cols={cols} sort="" onSort={() => undefined} empty={<Blank small title="No task matches" />} />

@@ -1,14 +1,12 @@
 /** A pool: channels, groups, versions, curation, flaws, and its episodes. */
 import { Link } from "wouter";
-import { TextInput } from "@mantine/core";
 import { useRef, useMemo } from "react";
 import type { Channel, Pool, PoolEpisodeLine, PoolGroup } from "../api";
 import { query as asQuery, useAnswer, usePaged, useSource } from "../data";
 import { ago, count, number, plural, whole } from "../format";
-import { Icon } from "../icons";
 import { useKeys } from "../keys";
 import { to, useQuery } from "../router";
-import { Bars, Blank, Counts, Facts, Head, Mark, Notes, OutcomeMark, Section, Shown } from "../ui";
+import { Bars, Blank, Counts, Facts, FilterField, Head, Mark, Notes, OutcomeMark, Section, Shown } from "../ui";
 import { Found, VirtualTable, type VCol } from "../vtable";
 import { Exports, Select } from "./run";
 
@@ -163,17 +161,7 @@ function Episodes({ pool }: { pool: Pool }) {
   return (
     <>
       <div className="filters">
-        <TextInput
-          ref={field}
-          className="grow"
-          size="xs"
-          type="search"
-          aria-label="Filter by task"
-          placeholder="Task"
-          leftSection={<Icon name="search" />}
-          value={query.get("q") ?? ""}
-          onChange={(event) => change({ q: event.currentTarget.value })}
-        />
+        <FilterField field={field} label="Filter by task" placeholder="Task" value={query.get("q") ?? ""} change={(q) => change({ q })} />
         {pool.channels.length > 1 && <Select label="Channel" value={query.get("channel")} onChange={(channel) => change({ channel })} options={pool.channels.map(({ name }) => [name, name])} />}
         <Select label="Outcome" value={query.get("outcome")} onChange={(outcome) => change({ outcome })} options={outcomes} />
         <Select label="Fate" value={query.get("fate")} onChange={(fate) => change({ fate })} options={fates} />

@@ -1,5 +1,5 @@
 /** One run: scores with intervals, what fails, cost and time, and its episodes. */
-import { Button, NativeSelect, TextInput } from "@mantine/core";
+import { Button, NativeSelect } from "@mantine/core";
 import { useEffect, useMemo, useRef, useState } from "react";
 import { Link, useLocation } from "wouter";
 import type { EpisodeLine, Estimate, GroupScores, Run, Scores, Sources, Summary } from "../api";
@@ -8,7 +8,7 @@ import { count, dollars, duration, number, percent, plural, whole } from "../for
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
 import { to, useQuery } from "../router";
-import { Bars, Blank, Counts, EstimateBar, Head, Histogram, Notes, Notice, OutcomeMark, Raw, Reasons, Section, Shown, StateMark, Table, Tile, interval, outcomeName } from "../ui";
+import { Bars, Blank, Counts, EstimateBar, FilterField, Head, Histogram, Notes, Notice, OutcomeMark, Raw, Reasons, Section, Shown, StateMark, Table, Tile, interval, outcomeName } from "../ui";
 import { Found, VirtualTable, type VCol } from "../vtable";
 
 export function RunPage({ params }: { params: { id: string } }) {
@@ -410,17 +410,7 @@ function Episodes({ run }: { run: Run }) {
         <Found list={list} one="episode" />
       </div>
       <div className="filters">
-        <TextInput
-          ref={field}
-          className="grow"
-          size="xs"
-          type="search"
-          aria-label="Filter episodes by text"
-          placeholder={embedded ? "Task or cause" : "Task, cause or text of the transcript"}
-          leftSection={<Icon name="search" />}
-          value={text}
-          onChange={(event) => setText(event.currentTarget.value)}
-        />
+        <FilterField field={field} label="Filter episodes by text" placeholder={embedded ? "Task or cause" : "Task, cause or text of the transcript"} value={text} change={setText} />
         <Select label="Outcome" value={query.get("outcome")} onChange={(outcome) => change({ outcome })} options={run.outcomes.map((name) => [name, outcomeName(name)])} />
         {run.categories.length > 1 && (
           <Select label="Category" value={query.get("category")} onChange={(category) => change({ category })} options={run.categories.map((name) => [name, name])} />

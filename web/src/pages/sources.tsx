@@ -1,14 +1,13 @@
 /** What was found in the paths: runs, training, pools, boards, audits, attacks, online services. */
-import { Button, SegmentedControl, TextInput } from "@mantine/core";
+import { Button, SegmentedControl } from "@mantine/core";
 import { useMemo, useRef, useState } from "react";
 import { Link, useLocation } from "wouter";
 import type { Kind, Source, Sources } from "../api";
 import { useAnswer, embedded } from "../data";
 import { ago, count, dollars, duration, percent, plural, when, whole } from "../format";
-import { Icon } from "../icons";
 import { useKeys } from "../keys";
 import { to, useQuery } from "../router";
-import { Blank, EstimateBar, Head, Reasons, Section, Shown, StateMark, interval } from "../ui";
+import { Blank, EstimateBar, FilterField, Head, Reasons, Section, Shown, StateMark, Table, interval, type Col } from "../ui";
 
 export const PLACES: Record<Kind, string> = {
   run: "runs",
@@ -84,17 +83,7 @@ function List({ data }: { data: Sources }) {
                 />
               </div>
             )}
-            <TextInput
-              ref={field}
-              className="grow"
-              size="xs"
-              type="search"
-              aria-label="Filter by name"
-              placeholder="Filter by name, agent, model"
-              leftSection={<Icon name="search" />}
-              value={text}
-              onChange={(event) => change({ q: event.currentTarget.value })}
-            />
+            <FilterField field={field} label="Filter by name" placeholder="Filter by name, agent, model" value={text} change={(q) => change({ q })} />
             {picked.length > 0 && (
               <span className="actions">
                 <Button
@@ -150,18 +139,6 @@ function step(by: number): boolean {
 
 const MOST = 200;
 
-function useMost<T>(rows: T[]): [T[], React.ReactNode] {
-  const [most, set] = useState(MOST);
-  return [
-    rows.slice(0, most),
-    rows.length > most && (
-      <button className="more" onClick={() => set(most + 1000)}>
-        Show more ({whole(rows.length - most)} left)
-      </button>
-    ),
-  ];
-}
-
 function Name({ source }: { source: Source }) {
   return (
     <>
@@ -176,203 +153,114 @@ function Name({ source }: { source: Source }) {
   );
 }
 
-function Runs({ rows, picked, pick }: { rows: Source[]; picked: string[]; pick: (ids: string[]) => void }) {
-  const [shown, more] = useMost(rows);
-  return (
-    <div className="card flush">
-      <div className="scroll" role="group" aria-label="Runs" tabIndex={0}>
-        <table className="table rows">
-          <thead>
-            <tr>
-              {!embedded && (
-                <th scope="col">
-                  <span className="hidden">Compare</span>
-                </th>
-              )}
-              <th scope="col">run</th>
-              <th scope="col" className="big-only">
-                task set
-              </th>
-              <th scope="col" className="num">
-                episodes
-              </th>
-              <th scope="col" className="num">
-                strict
-              </th>
-              <th scope="col">95% interval</th>
-              <th scope="col" className="num">
-                official
-              </th>
-              <th scope="col" className="num">
-                cost
-              </th>
-              <th scope="col" className="num">
-                tokens
-              </th>
-              <th scope="col" className="num">
-                time
-              </th>
-              <th scope="col" className="num">
-                infra
-              </th>
-              <th scope="col" className="num">
-                changed
-              </th>
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((source) => {
-              const run = source.run;
-              return (
-                <tr key={source.id}>
-                  {!embedded && (
-                    <td>
-                      <input
-                        type="checkbox"
-                        disabled={!run}
-                        aria-label={`Compare ${source.name}`}
-                        checked={picked.includes(source.id)}
-                        onChange={(event) =>
-                          pick(event.currentTarget.checked ? [...picked, source.id].slice(-2) : picked.filter((id) => id !== source.id))
-                        }
-                      />
-                    </td>
-                  )}
-                  <td className="grow" style={{ minWidth: 200 }}>
-                    <Name source={source} />
-                  </td>
-                  <td className="big-only" style={{ minWidth: 110 }}>
-                    {run?.task_set}
-                  </td>
-                  <td className="num">{run ? `${whole(run.episodes)} / ${whole(run.planned)}` : "–"}</td>
-                  <td className="num">
-                    <b>{percent(run?.strict?.value)}</b>
-                  </td>
-                  <td style={{ minWidth: 150 }}>
-                    {run?.strict && (
-                      <>
-                        <EstimateBar estimate={run.strict} />
-                        <span className="soft" style={{ fontSize: 11.5 }}>
-                          {interval(run.strict)}
-                        </span>
-                      </>
-                    )}
-                  </td>
-                  <td className="num">{percent(run?.official?.value)}</td>
-                  <td className="num">{run ? dollars(run.cost_usd) : "–"}</td>
-                  <td className="num">{run ? count(run.tokens) : "–"}</td>
-                  <td className="num">{run ? duration(run.seconds) : "–"}</td>
-                  <td className="num">{run ? percent(run.infra_rate) : "–"}</td>
-                  <td className="num soft">
-                    <time title={when(source.changed)}>{ago(source.changed)}</time>
-                  </td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
-      </div>
-      {more}
+const CHANGED: Col<Source> = {
+  name: "changed",
+  num: true,
+  cell: (source) => (
+    <time className="soft" title={when(source.changed)}>
+      {ago(source.changed)}
+    </time>
+  ),
+};
+
+/** The column that names a source. */
+const named = (name: string): Col<Source> => ({
+  name,
+  grow: true,
+  cell: (source) => (
+    <div style={{ minWidth: 200 }}>
+      <Name source={source} />
     </div>
-  );
+  ),
+});
+
+const RUN: Col<Source>[] = [
+  named("run"),
+  { name: "task set", wide: true, cell: ({ run }) => <div style={{ minWidth: 110 }}>{run?.task_set}</div> },
+  { name: "episodes", num: true, cell: ({ run }) => (run ? `${whole(run.episodes)} / ${whole(run.planned)}` : "–") },
+  { name: "strict", num: true, cell: ({ run }) => <b>{percent(run?.strict?.value)}</b> },
+  {
+    name: "95% interval",
+    cell: ({ run }) => (
+      <div style={{ minWidth: 150 }}>
+        {run?.strict && (
+          <>
+            <EstimateBar estimate={run.strict} />
+            <span className="soft" style={{ fontSize: 11.5 }}>
+              {interval(run.strict)}
+            </span>
+          </>
+        )}
+      </div>
+    ),
+  },
+  { name: "official", num: true, cell: ({ run }) => percent(run?.official?.value) },
+  { name: "cost", num: true, cell: ({ run }) => (run ? dollars(run.cost_usd) : "–") },
+  { name: "tokens", num: true, cell: ({ run }) => (run ? count(run.tokens) : "–") },
+  { name: "time", num: true, cell: ({ run }) => (run ? duration(run.seconds) : "–") },
+  { name: "infra", num: true, cell: ({ run }) => (run ? percent(run.infra_rate) : "–") },
+  CHANGED,
+];
+
+function Runs({ rows, picked, pick }: { rows: Source[]; picked: string[]; pick: (ids: string[]) => void }) {
+  const choose: Col<Source> = {
+    name: "",
+    title: "Compare",
+    cell: (source) => (
+      <input
+        type="checkbox"
+        disabled={!source.run}
+        aria-label={`Compare ${source.name}`}
+        checked={picked.includes(source.id)}
+        onChange={(event) => pick(event.currentTarget.checked ? [...picked, source.id].slice(-2) : picked.filter((id) => id !== source.id))}
+      />
+    ),
+  };
+  return <Table card label="Runs" most={MOST} id={(source) => source.id} rows={rows} cols={embedded ? RUN : [choose, ...RUN]} />;
 }
 
 function Trainings({ rows, all }: { rows: Source[]; all: Source[] }) {
-  const [shown, more] = useMost(rows);
-  return (
-    <div className="card flush">
-      <div className="scroll" role="group" aria-label="Training" tabIndex={0}>
-        <table className="table rows">
-          <thead>
-            <tr>
-              <th scope="col">run</th>
-              <th scope="col">method</th>
-              <th scope="col" className="num">
-                steps
-              </th>
-              <th scope="col" className="num">
-                newest score
-              </th>
-              <th scope="col">split</th>
-              <th scope="col">pool</th>
-              <th scope="col" className="num">
-                changed
-              </th>
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((source) => {
-              const of = source.training;
-              const pool = all.find((other) => other.kind === "pool" && other.parent === source.id);
-              return (
-                <tr key={source.id}>
-                  <td className="grow" style={{ minWidth: 200 }}>
-                    <Name source={source} />
-                  </td>
-                  <td>{of?.method}</td>
-                  <td className="num">{whole(of?.steps)}</td>
-                  <td className="num">
-                    {of?.score ? (
-                      <>
-                        <b>{percent(of.score.score)}</b> <span className="soft">{interval(of.score)}</span>
-                      </>
-                    ) : (
-                      "–"
-                    )}
-                  </td>
-                  <td>{of?.score && `${of.score.split}, ${of.score.greedy ? "greedy" : "sampled"}`}</td>
-                  <td>{pool && <Link href={placeOf(pool)}>{pool.name}</Link>}</td>
-                  <td className="num soft">
-                    <time title={when(source.changed)}>{ago(source.changed)}</time>
-                  </td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
-      </div>
-      {more}
-    </div>
-  );
+  const cols: Col<Source>[] = [
+    named("run"),
+    { name: "method", cell: ({ training }) => training?.method },
+    { name: "steps", num: true, cell: ({ training }) => whole(training?.steps) },
+    {
+      name: "newest score",
+      num: true,
+      cell: ({ training }) =>
+        training?.score ? (
+          <>
+            <b>{percent(training.score.score)}</b> <span className="soft">{interval(training.score)}</span>
+          </>
+        ) : (
+          "–"
+        ),
+    },
+    { name: "split", cell: ({ training }) => training?.score && `${training.score.split}, ${training.score.greedy ? "greedy" : "sampled"}` },
+    {
+      name: "pool",
+      cell: (source) => {
+        const pool = all.find((other) => other.kind === "pool" && other.parent === source.id);
+        return pool && <Link href={placeOf(pool)}>{pool.name}</Link>;
+      },
+    },
+    CHANGED,
+  ];
+  return <Table card label="Training" most={MOST} id={(source) => source.id} rows={rows} cols={cols} />;
 }
 
 function Others({ rows, all }: { rows: Source[]; all: Source[] }) {
-  const [shown, more] = useMost(rows);
-  return (
-    <div className="card flush">
-      <div className="scroll" role="group" aria-label="Sources" tabIndex={0}>
-        <table className="table rows">
-          <thead>
-            <tr>
-              <th scope="col">name</th>
-              <th scope="col">belongs to</th>
-              <th scope="col">path</th>
-              <th scope="col" className="num">
-                changed
-              </th>
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((source) => {
-              const parent = all.find((other) => other.id === source.parent);
-              return (
-                <tr key={source.id}>
-                  <td className="grow" style={{ minWidth: 200 }}>
-                    <Name source={source} />
-                  </td>
-                  <td>{parent && <Link href={placeOf(parent)}>{parent.name}</Link>}</td>
-                  <td className="soft">{source.path}</td>
-                  <td className="num soft">
-                    <time title={when(source.changed)}>{ago(source.changed)}</time>
-                  </td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
-      </div>
-      {more}
-    </div>
-  );
+  const cols: Col<Source>[] = [
+    named("name"),
+    {
+      name: "belongs to",
+      cell: (source) => {
+        const parent = all.find((other) => other.id === source.parent);
+        return parent && <Link href={placeOf(parent)}>{parent.name}</Link>;
+      },
+    },
+    { name: "path", cell: (source) => <span className="soft">{source.path}</span> },
+    CHANGED,
+  ];
+  return <Table card label="Sources" most={MOST} id={(source) => source.id} rows={rows} cols={cols} />;
 }
-

@@ -1,5 +1,5 @@
 /** A training run: scores, curves, guards, versions; other runs can be laid over it. */
-import { Button, NativeSelect, TextInput } from "@mantine/core";
+import { Button, NativeSelect } from "@mantine/core";
 import { useEffect, useMemo, useRef, useState } from "react";
 import { Link } from "wouter";
 import type { Chart as ChartOf, Score, Sources, Training } from "../api";
@@ -9,7 +9,7 @@ import { duration, number, percent, plural, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
 import { to, useQuery } from "../router";
-import { Blank, Head, Mark, Notes, Notice, Raw, Section, Shown, StateMark, Table, Tile, interval } from "../ui";
+import { Blank, FilterField, Head, Mark, Notes, Notice, Raw, Section, Shown, StateMark, Table, Tile, interval } from "../ui";
 
 export function TrainingPage({ params }: { params: { id: string } }) {
   const asked = useAnswer<Training>(`training/${params.id}`, params.id);
@@ -124,17 +124,7 @@ function Page({ training }: { training: Training }) {
         />
       </div>
       <div className="filters" style={{ marginTop: 24 }}>
-        <TextInput
-          ref={field}
-          className="grow"
-          size="xs"
-          type="search"
-          aria-label="Filter curves"
-          placeholder="Filter curves by name"
-          leftSection={<Icon name="search" />}
-          value={text}
-          onChange={(event) => change({ metric: event.currentTarget.value })}
-        />
+        <FilterField field={field} label="Filter curves" placeholder="Filter curves by name" value={text} change={(metric) => change({ metric })} />
         <NativeSelect size="xs" aria-label="Smoothing" value={String(smooth)} onChange={(event) => change({ smooth: event.currentTarget.value === "1" ? "" : event.currentTarget.value })}>
           {[1, 5, 20, 50].map((n) => (
             <option key={n} value={n}>
