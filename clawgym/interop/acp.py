@@ -6,7 +6,7 @@ Needs the package ``agent-client-protocol``.
 
 Invariants: the program runs in the sandbox, and its standard input and output are a connection to this process. The
 transcript comes from the gateway's records. What the program sends is hostile: a message that is too large or malformed
-fails the episode. All that the program asks permission for is allowed, since the sandbox is its own.
+is skipped. All that the program asks permission for is allowed, since the sandbox is its own.
 """
 
 from __future__ import annotations
