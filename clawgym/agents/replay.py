@@ -17,7 +17,7 @@ from clawgym.agents.protocol import AgentContext, AgentReport
 from clawgym.errors import AgentError, ClawGymError
 from clawgym.records import Step, ToolCall, executed_step
 from clawgym.records.atif import steps_from_atif
-from clawgym.records.run_folder import RunFolder
+from clawgym.records.run_folder import TRANSCRIPT, RunFolder
 from clawgym.tools.shell import bash_call
 
 __all__ = ["ReplayAgent"]
@@ -82,10 +82,10 @@ def _from_run(path: Path) -> dict[str, list[list[ToolCall]]]:
     rows = sorted(run.latest.values(), key=lambda row: (row["task_id"], row["sample"]))
     recorded: dict[str, list[list[ToolCall]]] = {}
     for row in rows:
-        transcript = run.episode_folder(row["task_id"], row["sample"]) / "transcript.json"
         try:
-            calls = _calls(steps_from_atif(json.loads(transcript.read_bytes())))
+            calls = _calls(steps_from_atif(json.loads(run.read_of(row, TRANSCRIPT))))
         except (OSError, ValueError, ClawGymError) as error:
+            transcript = run.episode_folder(row["task_id"], row["sample"]) / TRANSCRIPT
             raise AgentError(f"{transcript}: no transcript to replay ({error}): run the episode again") from error
         recorded.setdefault(row["task_id"], []).append(calls)
     return recorded

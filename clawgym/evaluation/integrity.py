@@ -10,7 +10,6 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from clawgym.errors import TaskError
@@ -95,7 +94,7 @@ def _contradictions(run: RunFolder, row: Row) -> list[str]:
 def _summary_fits(run: RunFolder) -> bool:
     """Whether ``summary.json`` has the scores of these rows. True if it is missing or covers fewer rows."""
     try:
-        stored = json.loads((run.path / SUMMARY).read_bytes())
+        stored = json.loads(run.read_file(SUMMARY))
         now = summarize(run)
         if stored["attempts"] != now.attempts:
             return True
@@ -113,21 +112,20 @@ def _summary_fits(run: RunFolder) -> bool:
 def results_digest(run: RunFolder) -> str:
     """Hex SHA-256 of ``results.jsonl``; empty if there is none."""
     try:
-        return hashlib.sha256((run.path / RESULTS).read_bytes()).hexdigest()
+        return hashlib.sha256(run.read_file(RESULTS)).hexdigest()
     except FileNotFoundError:
         return ""
 
 
-def picture_damage(run: RunFolder, transcript: Path, intact: set[str]) -> str | None:
+def picture_damage(run: RunFolder, transcript: bytes, intact: set[str]) -> str | None:
     """Describe the first damaged picture that a transcript refers to; None if all match the digests in their names.
 
     The names of undamaged pictures are added to ``intact`` and are not read again.
     """
-    data = transcript.read_bytes()
-    if f"/{PICTURES}/".encode() not in data:
+    if f"/{PICTURES}/".encode() not in transcript:
         return None
     try:
-        seen = [seen.image for step in steps_from_atif(json.loads(data)) for seen in step.observations]
+        seen = [seen.image for step in steps_from_atif(json.loads(transcript)) for seen in step.observations]
     except (ValueError, TaskError):
         return None  # reported where the transcript is read
     for image in seen:
@@ -135,7 +133,7 @@ def picture_damage(run: RunFolder, transcript: Path, intact: set[str]) -> str | 
         if image is None or name is None or name in intact:
             continue
         try:
-            digest = hashlib.sha256((run.path / PICTURES / name).read_bytes()).hexdigest()
+            digest = hashlib.sha256(run.read_file(f"{PICTURES}/{name}")).hexdigest()
         except OSError:
             return f"{PICTURES}/{name} is missing"
         if digest != image.sha256:
@@ -144,11 +142,11 @@ def picture_damage(run: RunFolder, transcript: Path, intact: set[str]) -> str | 
     return None
 
 
-def unpacked(path: Path) -> bytes:
+def unpacked(packed: bytes) -> bytes:
     """The content of a gzip file, at most 320 MiB. Raises ValueError if it is damaged or larger."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        data = unpacker.decompress(path.read_bytes(), _MAX_UNPACKED)
+        data = unpacker.decompress(packed, _MAX_UNPACKED)
     except zlib.error as error:
         raise ValueError(f"not a gzip file ({error})") from error
     if not unpacker.eof or unpacker.unused_data:

@@ -17,7 +17,6 @@ import json
 import tarfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from clawgym.errors import GradingError, InfraError, TaskError
@@ -207,26 +206,23 @@ class _Regrading:
         damage = self._damage(row)
         return {"outcome": DAMAGED, "why": [damage]} if damage else None
 
-    def _file(self, row: Row, name: str) -> Path:
-        return self._run.episode_folder(row["task_id"], row["sample"]) / name
-
     def _not_stored(self, row: Row) -> bool:
         if "files" in row:
             return WORKSPACE not in row["files"]
-        return not self._file(row, WORKSPACE).exists()
+        return not (self._run.episode_folder(row["task_id"], row["sample"]) / WORKSPACE).exists()
 
     def _damage(self, row: Row) -> str | None:
-        digests = row.get("files") or {}
-        for name in (WORKSPACE, TRANSCRIPT, *([PROGRAM] if PROGRAM in digests else [])):
+        digests, content = row.get("files") or {}, b""
+        for name in (WORKSPACE, *([PROGRAM] if PROGRAM in digests else []), TRANSCRIPT):
             try:
-                digest = hashlib.sha256(self._file(row, name).read_bytes()).hexdigest()
+                content = self._run.read_of(row, name)
             except FileNotFoundError:
                 return f"{name} is missing"
             except OSError as error:
                 return f"{name} cannot be read ({error.strerror})"
-            if digest != digests.get(name, digest):
+            if name in digests and digests[name] != hashlib.sha256(content).hexdigest():
                 return f"{name} changed after this result was written"
-        return picture_damage(self._run, self._file(row, TRANSCRIPT), self._intact_pictures)
+        return picture_damage(self._run, content, self._intact_pictures)
 
     async def _graded(self, task: Task, row: Row) -> dict[str, Any]:
         try:
@@ -260,14 +256,14 @@ class _Regrading:
 
     def _subject(self, row: Row) -> Subject:
         """Read the workspace and the transcript that were graded. Raises ValueError, TarError, ... if damaged."""
-        tar = unpacked(self._file(row, WORKSPACE))
+        tar = unpacked(self._run.read_of(row, WORKSPACE))
         with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
             for member in archive:
                 if member.name.startswith("/") or ".." in member.name.split("/"):
                     raise ValueError(f"{member.name!r} is outside the workspace")
                 if not (member.isreg() or member.isdir() or member.issym()):
                     raise ValueError(f"{member.name!r} is not a file, folder or link")
-        document = json.loads(self._file(row, TRANSCRIPT).read_bytes())
+        document = json.loads(self._run.read_of(row, TRANSCRIPT))
         extra = (document.get("extra") or {}).get("clawgym") or {}
         message = str(extra.get("final_message", row.get("final_message") or ""))
         return Subject(Archive(tar), final_message=message, transcript=transcript_payload(steps_from_atif(document)))

@@ -18,7 +18,7 @@ from typing import Any
 from clawgym._version import __version__
 from clawgym.evaluation import answers, summary
 from clawgym.records import Image
-from clawgym.records.run_folder import RunFolder
+from clawgym.records.run_folder import RunFolder, write_atomic
 from clawgym.reporting.page import mailable, source_answer, source_id
 from clawgym.reporting.pictures import stills
 from clawgym.reporting.transcripts import Transcript
@@ -43,7 +43,7 @@ def write_report(path: str | Path) -> Path:
     """Write ``report.html`` into the run folder at ``path`` and return its path."""
     run = RunFolder.read(path)
     target = run.path / "report.html"
-    target.write_text(render_report(run), encoding="utf-8")
+    write_atomic(target, render_report(run).encode())
     return target
 
 

@@ -81,7 +81,7 @@ class Verification:
 def read_verification(run: RunFolder) -> Verification | None:
     """Read ``verification.json`` of a run folder; None if it is missing or damaged. Untrusted, as the folder is."""
     try:
-        raw = json.loads((run.path / VERIFICATION).read_bytes())
+        raw = json.loads(run.read_file(VERIFICATION))
         fields = {f.name: raw[f.name] for f in dataclasses.fields(Verification)}
         record = Verification(**fields)
         return record if isinstance(record.agrees, bool) else None

@@ -6,6 +6,7 @@ Invariants:
 - A line is written completely or not at all. A partial line of a killed process is removed when the folder is opened.
 - One process at a time writes a folder.
 - A folder never mixes results of two configurations.
+- The folder may come from somebody else: no link in it is followed, neither to read nor to write.
 
 The layout is described in ``docs/reference/files.md``.
 """
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from clawgym.errors import RunFolderError
+from clawgym.files import LARGEST_FILE, read_below
 from clawgym.records import Episode, Image, Outcome
 from clawgym.records.atif import PICTURES, episode_to_atif, json_safe, picture_name
 from clawgym.records.manifest import RunManifest, differences, make_manifest, now
@@ -55,6 +57,8 @@ TRANSCRIPT, WORKSPACE, PROGRAM = "transcript.json", "workspace.tar.gz", "agent.t
 work."""
 MAX_WORKSPACE = 64 * 2**20
 """Largest compressed workspace that is stored, in bytes."""
+_MAX_ROWS = 2**30
+"""Most bytes of ``results.jsonl``."""
 _TEMPORARY = ".tmp"
 
 
@@ -125,15 +129,18 @@ def repair_tail(path: Path) -> int:
     return size - end
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a ``results.jsonl``; an incomplete last line is ignored.
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of ``results.jsonl`` below ``path``; an incomplete last line is ignored.
 
-    Raises :class:`RunFolderError` for a damaged line.
+    Raises :class:`RunFolderError` for a damaged line, and for a file that cannot be read.
     """
     try:
-        data = path.read_bytes()
+        data = read_below(path, RESULTS, _MAX_ROWS)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise _unreadable(path / RESULTS, error) from error
+    path = path / RESULTS
     rows = []
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
@@ -173,7 +180,8 @@ def write_atomic(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}{_TEMPORARY}")
     with _writing(path):
         try:
-            with temporary.open("wb") as file:
+            temporary.unlink(missing_ok=True)  # of a killed process, or a link that somebody planted
+            with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -216,6 +224,8 @@ class RunFolder:
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)  # transcripts are private; folders of earlier versions were readable by others
+            for inner in path.iterdir():
+                _refuse_link(inner)
             lock = _Lock(path)
         try:
             if (path / MANIFEST).exists():
@@ -227,7 +237,7 @@ class RunFolder:
             with _writing(results):
                 results.touch()
                 repair_tail(results)
-            return cls(path, manifest, read_rows(results), lock)
+            return cls(path, manifest, _read_rows(path), lock)
         except BaseException:
             lock.release()
             raise
@@ -239,7 +249,14 @@ class RunFolder:
         Raises :class:`RunFolderError` if it is not a run folder, or damaged.
         """
         path = Path(path)
-        return cls(path, _read_manifest(path), read_rows(path / RESULTS), None)
+        return cls(path, _read_manifest(path), _read_rows(path), None)
+
+    def read_file(self, name: str, limit: int = LARGEST_FILE) -> bytes:
+        """Read the file ``name``, a relative path, of at most ``limit`` bytes.
+
+        Raises OSError as :func:`clawgym.files.read_below` does: no link is followed.
+        """
+        return read_below(self.path, name, limit)
 
     @property
     def latest(self) -> dict[str, dict[str, Any]]:
@@ -255,6 +272,10 @@ class RunFolder:
         """The folder of one episode's files."""
         return self.path / "episodes" / safe_name(task_id, sample)
 
+    def read_of(self, row: Mapping[str, Any], name: str, limit: int = LARGEST_FILE) -> bytes:
+        """:meth:`read_file` for the file ``name`` of the episode of ``row``."""
+        return self.read_file(f"episodes/{safe_name(row['task_id'], row['sample'])}/{name}", limit)
+
     def record(
         self, episode: Episode, *, attempt: int = 0, agent_version: str = "", model: str | None = None
     ) -> dict[str, Any]:
@@ -264,6 +285,7 @@ class RunFolder:
         :class:`RunFolderError` if a file cannot be written.
         """
         folder = self.episode_folder(episode.task_id, episode.sample)
+        _refuse_link(folder)
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         row = result_row(episode, attempt=attempt)
@@ -370,6 +392,15 @@ def _packed(files: Mapping[str, bytes]) -> bytes:
     return gzip.compress(buffer.getvalue(), 6, mtime=0)
 
 
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise RunFolderError(f"{path} is a link, which could lead out of the run: remove it, or choose another --out")
+
+
+def _unreadable(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(f"{path}: cannot be read ({error.strerror}): restore it, or give another run folder")
+
+
 def _foreign(path: Path) -> bool:
     """Whether a file was not written by :meth:`RunFolder.open`; it may have been killed before the manifest existed."""
     return path.name not in (LOCK, f".{MANIFEST}{_TEMPORARY}")
@@ -377,9 +408,11 @@ def _foreign(path: Path) -> bool:
 
 def _read_manifest(path: Path) -> RunManifest:
     try:
-        return RunManifest.from_dict(json.loads((path / MANIFEST).read_bytes()))
-    except FileNotFoundError:
+        return RunManifest.from_dict(json.loads(read_below(path, MANIFEST)))
+    except (FileNotFoundError, NotADirectoryError):
         raise RunFolderError(f"{path} has no {MANIFEST}: give a run folder") from None
+    except OSError as error:
+        raise _unreadable(path / MANIFEST, error) from error
     except (ValueError, TypeError) as error:
         raise RunFolderError(f"{path / MANIFEST} is damaged ({error}): restore it or choose another --out") from error
 
@@ -429,8 +462,8 @@ def writer_of(path: str | Path) -> int | None:
     path = Path(path)
     _read_manifest(path)
     try:
-        owner = (path / LOCK).read_text().strip()
-    except OSError:
+        owner = read_below(path, LOCK, 64).decode().strip()
+    except (OSError, UnicodeDecodeError):
         return None
     return int(owner) if _alive(owner) else None
 

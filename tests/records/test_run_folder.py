@@ -346,3 +346,46 @@ def test_grader_of_each_start_is_recorded(tmp_path: Path):
         RunFolder.open(tmp_path / "run", manifest(grader={"code": code})).close()
     stored = RunFolder.read(tmp_path / "run").manifest
     assert [stored.grader, *(opening["grader"] for opening in stored.resumed)] == [{"code": c} for c in "abc"]
+
+
+@pytest.mark.parametrize("name", ["receipt.json", "results.jsonl", ".lock", "episodes", "pictures", "metrics.jsonl"])
+def test_resuming_never_writes_through_a_planted_link(tmp_path: Path, name: str):
+    mine = tmp_path / "mine"
+    mine.write_text("{}")
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
+        run.record(episode())
+    place = tmp_path / "run" / name
+    if place.exists():
+        place.rename(tmp_path / "away")
+    place.symlink_to(mine)
+    with pytest.raises(RunFolderError, match=rf"{re.escape(str(place))} is a link"):
+        RunFolder.open(tmp_path / "run", manifest())
+    assert mine.read_text() == "{}"
+
+
+def test_planted_temporary_files_and_episode_folders_are_not_followed(tmp_path: Path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
+        (run.path / ".summary.json.tmp").symlink_to(outside / "file")
+        run.write_json("summary.json", {})
+        assert (run.path / "summary.json").read_text() == "{}\n"
+        (run.path / "episodes").mkdir()
+        run.episode_folder("t0", 0).symlink_to(outside)
+        with pytest.raises(RunFolderError, match="is a link"):
+            run.record(episode())
+    assert [file.name for file in outside.iterdir()] == ["file"]
+    assert (outside / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["receipt.json", "results.jsonl"])
+def test_reading_never_follows_a_planted_link(tmp_path: Path, name: str):
+    with RunFolder.open(tmp_path / "run", manifest()) as run:
+        run.record(episode())
+    (tmp_path / "run" / name).rename(tmp_path / name)
+    (tmp_path / "run" / name).symlink_to(tmp_path / name)
+    with pytest.raises(RunFolderError, match=r"is a link.*restore it"):
+        RunFolder.read(tmp_path / "run")
+    with pytest.raises(OSError, match="is a link"):
+        run.read_file(name)
