@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,6 +123,7 @@ def status(folder: Dir = _DIR, as_json: JsonFlag = False) -> None:
         "to_train": waiting_sources(stats),
         "comparison": held.gate_report("latest"),
         "watch": held.gate_report("watch"),
+        "failed_step": held.failed_step(),
     }
     console = Console()
     if as_json:
@@ -145,6 +147,9 @@ def status(folder: Dir = _DIR, as_json: JsonFlag = False) -> None:
             console.say(f"  {name:<8} {one['n']:>5} measured, {_interval(one)}")
     if (watched := found["watch"]) and watched["version"] == found["serving"]:
         console.say(f"Version {watched['version']} since its promotion: {watched['reason']}.")
+    if failed := found["failed_step"]:
+        when = f"{datetime.fromtimestamp(failed['time'], UTC):%Y-%m-%d %H:%M} UTC"
+        console.say(f"Training step {failed['step']} made no version ({when}): {failed['reason']}.")
 
 
 @app.command("train")

@@ -34,8 +34,10 @@ from clawgym.online.promotion import Criterion, GateRules
 from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.config import TrainConfig, checked_settings, override_settings, read_settings
 
-__all__ = ["GateSettings", "ServiceConfig", "ServiceFolder", "load_service_config", "secret_in"]
+__all__ = ["FAILED_STEP", "GateSettings", "ServiceConfig", "ServiceFolder", "load_service_config", "secret_in"]
 
+FAILED_STEP = "failed-step.json"
+"""File of the training: its last step that made no version."""
 _DOCS = "docs/how-to/serve.md"
 
 
@@ -221,17 +223,22 @@ class ServiceFolder:
 
     def gate_report(self, name: str) -> dict[str, Any] | None:
         """What the gate last wrote: ``latest`` (the comparison) or ``watch`` (the version that answers)."""
-        try:
-            return json.loads((self.gate / f"{name}.json").read_bytes())
-        except (OSError, ValueError):
-            return None
+        return _json_of(self.gate / f"{name}.json")
+
+    def failed_step(self) -> dict[str, Any] | None:
+        """The last training step that made no version: ``step``, ``time`` (seconds since 1970) and ``reason``."""
+        return _json_of(self.training / FAILED_STEP)
 
     def where(self) -> dict[str, Any] | None:
         """What :meth:`announce` wrote; None if no service runs."""
-        try:
-            return json.loads(self.address.read_bytes())
-        except (OSError, ValueError):
-            return None
+        return _json_of(self.address)
+
+
+def _json_of(file: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def secret_in(file: Path) -> str:

@@ -28,7 +28,7 @@ import torch
 from clawgym.engines.folders import model_folder
 from clawgym.errors import ServiceError, ServiceUnreachable, TrainingError
 from clawgym.gateway.render import Renderer
-from clawgym.online.config import ServiceConfig, ServiceFolder
+from clawgym.online.config import FAILED_STEP, ServiceConfig, ServiceFolder
 from clawgym.online.conversations import CHANNEL, active_sources, waiting_sources
 from clawgym.online.corrections import accepted_replies
 from clawgym.online.elsewhere import RemotePool, RemoteVersions, ServiceLink
@@ -308,7 +308,7 @@ class VersionTrainer:
             train_step = partial(learner.train_step, made, seed=seed, imitation=imitation)
             metrics |= dict(made.metrics) | await asyncio.to_thread(train_step)
         except TrainingError as error:
-            _log.warning("step %d made no version: %s", progress.step, error)
+            self._made_none(error)
             self._load(parent)
             return False
         progress.step += 1
@@ -316,6 +316,13 @@ class VersionTrainer:
         progress.extra = {"at": None, "parent": parent.number, "sessions": sessions, "metrics": metrics}
         await asyncio.to_thread(self._save)
         return True
+
+    def _made_none(self, error: Exception) -> None:
+        """Tell of a step that made no version; its conversations are not trained on again."""
+        step = self._progress.step
+        _log.warning("step %d made no version: %s", step, error)
+        about = {"step": step, "time": time.time(), "reason": str(error)}
+        write_atomic(self._run / FAILED_STEP, json.dumps(about).encode())
 
     def _add(self) -> None:
         """Make the version of the newest checkpoint."""
@@ -331,7 +338,7 @@ class VersionTrainer:
         except ServiceUnreachable:
             raise  # tried again with the checkpoint, which is safe
         except ServiceError as error:  # a conversation was forgotten meanwhile, or the parent erased
-            _log.warning("step %d made no version: %s", self._progress.step, error)
+            self._made_none(error)
             serving = self._versions.serving
             self._load(serving)
             self._stand(serving)

@@ -81,6 +81,23 @@ async def test_a_service_trains_on_its_use(folder: ServiceFolder) -> None:
             assert pool.stats()["channels"]["live:user"]["groups"] == {"consumed": 2, "open": 1}
 
 
+async def test_a_step_that_makes_no_version_is_shown(folder: ServiceFolder, model: Path) -> None:
+    folder.create(load_service_config(None, str(model), [*SETTINGS, "training.guards.max_kl=1e-9"]))
+    async with serving(folder) as (service, client):
+        for score in (1, -1):
+            user = await client()
+            await user.say("Tell me about rivers.")
+            await user.tell("feedback", score=score)
+            await user.tell("end")
+        await judged(folder)
+        assert folder.failed_step() is None
+        assert await trained(folder)
+        assert service.versions.serving.number == 0
+    shown = CliRunner().invoke(app, ["serve", "status", "--dir", str(folder.path)])
+    assert "Training step 0 made no version (" in shown.output
+    assert "guards.max_kl" in shown.output
+
+
 async def test_conversations_are_told_apart_without_ids(folder: ServiceFolder) -> None:
     """Interleaved, with the same beginning, and from another dialect."""
     async with serving(folder) as (service, client):
