@@ -40,6 +40,7 @@ class Runtime:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._backends: dict[str, tuple[Backend, int]] = {}
+        self._counting = threading.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self.users: weakref.WeakSet[Closable] = weakref.WeakSet()
         """Environments that are not closed: shut down before the backends when the process ends."""
@@ -105,30 +106,30 @@ class Runtime:
             raise
 
     def acquire(self, name: str) -> Backend:
-        """Return the shared backend ``name``, probed. Call :meth:`release` when done."""
-        held = self._backends.get(name)
-        if held is None:
+        """Return the shared backend ``name``, probed. Call :meth:`release` when done. Thread-safe, as it is."""
 
-            async def make() -> Backend:
-                made = make_backend(name)
-                try:
-                    await made.probe()
-                except BaseException:
-                    await made.aclose()
-                    raise
-                return made
+        async def make() -> Backend:
+            made = make_backend(name)
+            try:
+                await made.probe()
+            except BaseException:
+                await made.aclose()
+                raise
+            return made
 
-            held = (self.run(make()), 0)
-        self._backends[name] = (held[0], held[1] + 1)
-        return held[0]
+        with self._counting:
+            backend, users = self._backends.get(name) or (self.run(make()), 0)
+            self._backends[name] = (backend, users + 1)
+        return backend
 
     def release(self, name: str) -> None:
         """Release a backend of :meth:`acquire`. The last release closes it."""
-        backend, users = self._backends.pop(name)
-        if users > 1:
-            self._backends[name] = (backend, users - 1)
-        else:
-            self.run(backend.aclose())
+        with self._counting:
+            backend, users = self._backends.pop(name)
+            if users > 1:
+                self._backends[name] = (backend, users - 1)
+            else:
+                self.run(backend.aclose())
 
     def stop(self) -> None:
         """Shut down all environments, close all backends and end the thread."""
