@@ -46,7 +46,6 @@ __all__ = [
     "safe_name",
     "checksum_of",
     "write_atomic",
-    "writer_of",
 ]
 
 MANIFEST, RESULTS, SUMMARY, LOCK = "receipt.json", "results.jsonl", "summary.json", ".lock"
@@ -452,20 +451,6 @@ def _same_endpoint(path: Path, stored: RunManifest, manifest: RunManifest) -> No
         f"{path} was made with the endpoint {old}, not {new}: results of two endpoints are never mixed in a "
         f"folder: give --base-url {old} to resume it, or choose another --out"
     )
-
-
-def writer_of(path: str | Path) -> int | None:
-    """The id of the process that is writing the run folder at ``path``; None if there is none.
-
-    Raises :class:`RunFolderError` if ``path`` is not a run folder.
-    """
-    path = Path(path)
-    _read_manifest(path)
-    try:
-        owner = read_below(path, LOCK, 64).decode().strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return int(owner) if _alive(owner) else None
 
 
 class _Lock:

@@ -32,7 +32,7 @@ from clawgym import live
 from clawgym.live.page import Page
 from clawgym.live.processes import Processes
 from clawgym.live.registry import listening
-from clawgym.records.run_folder import writer_of
+from clawgym.viewer.sources import writer
 from clawgym.visible import visible_lines
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\r\n\u2028\ud800"
@@ -336,7 +336,7 @@ def test_view_shows_what_runs_by_run_and_ends_at_ctrl_c(runtime: Path, tmp_path:
     with program(rest) as one, program("sys.stdin.readline()") as other:
         assert line(one) == "open"
         until(lambda: len(Processes().all()) == 2)
-        assert writer_of(run) == one.pid
+        assert writer(Path(run)) == one.pid
         with viewing(tmp_path) as (view, ask):
             shown = {found["pid"]: found for found in json.loads(ask("/api/live"))["runs"]}
             assert [shown[process.pid]["name"] for process in (one, other)] == ["run", f"process {other.pid}"]
