@@ -13,7 +13,7 @@ from the person; somebody who lies in words and thumbs gets what they ask for.
 Arms: with the gate; without it (every version answers at once); ``memory``: no training, but what the person complained
 of is in the system prompt of later conversations; ``both``. Each cell is one service in a folder of its own. The first
 and the last version are measured on held-out requests by the person's own rules, which nothing else reads. A finished
-cell is not run again.
+cell is not run again; with more ``--conversations`` it goes on.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def settings(arm: Arm) -> list[str]:
 class Person:
     """Talks to a service, and judges replies by rules that nobody else knows."""
 
-    def __init__(self, user: User, service: Service, feedback: Feedback, seed: int) -> None:
+    def __init__(self, user: User, service: Service, feedback: Feedback, seed: str) -> None:
         self.user, self._service, self._feedback = user, service, feedback
         self._rng = random.Random(f"thumbs {seed}")
         self._room = asyncio.Semaphore(_AT_ONCE)
@@ -153,29 +153,39 @@ async def cell(
     conversations: int,
     at_once: int,
     say: Callable[[str], None],
+    earlier: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """One service, from its first version to its last."""
-    shutil.rmtree(out, ignore_errors=True)
+    """One service, from its first version to its last; or ``earlier``, what this returned after fewer conversations,
+    goes on."""
     folder, began = ServiceFolder(out), time.monotonic()
-    folder.create(load_service_config(None, str(base), [*settings(arm), f"training.seed={seed}"]))
-    user, asked = user_of(seed), requests(seed)
+    if earlier is None:
+        shutil.rmtree(out, ignore_errors=True)
+        folder.create(load_service_config(None, str(base), [*settings(arm), f"training.seed={seed}"]))
+        earlier = {"before": None, "first_replies": [], "promoted": [], "remembered": [], "seconds": 0.0}
+    said: int = len(earlier["first_replies"])
+    user, asked = user_of(seed), itertools.islice(requests(seed), said, None)
     heldout = list(itertools.islice(requests(seed, heldout=True), _MEASURED))
     memory, trains = arm in ("memory", "both"), arm != "memory"
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(open_service(folder, loops=()))
         pool = stack.enter_context(Pool(folder.pool))
-        person = Person(user, service, feedback, seed)
-        before = await person.measured(heldout, memory=False)
+        person = Person(user, service, feedback, f"{seed} {said}" if said else str(seed))
+        person.remembered |= dict.fromkeys(earlier.get("remembered", ()))
+        before = await person.measured(heldout, memory=False) if earlier["before"] is None else earlier["before"]
         talk = partial(person.talk, memory=memory)
         gate = GateKeeper(folder, pool) if arm in ("gated", "both") else None
-        first, promoted = await live(folder, service, pool, talk, asked, conversations, at_once, say, trains, gate)
+        first, promoted = await live(
+            folder, service, pool, talk, asked, conversations - said, at_once, say, trains, gate
+        )
         after = await person.measured(heldout, memory=memory)
         versions = service.versions.all()
     return {
         "arm": arm, "feedback": feedback, "seed": seed, "rules": list(user.rules), "before": before, "after": after,
-        "first_replies": [round(score, 4) for score in first], "promoted": promoted, "versions": len(versions) - 1,
+        "first_replies": [*earlier["first_replies"], *(round(score, 4) for score in first)],
+        "promoted": [*earlier["promoted"], *({**one, "after": one["after"] + said} for one in promoted)],
+        "remembered": list(person.remembered), "versions": len(versions) - 1,
         "rejected": [{"version": v.number, "why": v.gate[-1]["reasons"][0]} for v in versions if v.state == "rejected"],
-        "seconds": time.monotonic() - began,
+        "seconds": earlier["seconds"] + time.monotonic() - began,
     }  # fmt: skip
 
 
@@ -195,6 +205,7 @@ async def live(
     ``talk`` returned, and the versions that came to answer."""
     first: list[float] = []
     promoted: list[dict[str, int]] = []
+    last = service.versions.serving.number
     judge = ConversationJudge(folder, folder.config, pool)
     trainer = VersionTrainer(folder, pool)
     while len(first) < conversations:
@@ -207,8 +218,9 @@ async def live(
         while gate is not None and await gate.step():
             pass
         serving = service.versions.serving.number
-        if serving != (promoted[-1]["version"] if promoted else 0):
+        if serving != last:
             promoted.append({"version": serving, "after": len(first)})
+            last = serving
         mean = fmean(first[-at_once:])
         say(f"{folder.path.name}: {len(first)} conversations, first replies {mean:.2f}, version {serving}")
     return first, promoted
@@ -231,15 +243,17 @@ async def _run(options: argparse.Namespace) -> int:
     done = [json.loads(line) for line in text.splitlines()]
 
     async def once(arm: Arm, feedback: Feedback, seed: int) -> Path:
-        """The folder of this cell, which is run unless that is done."""
+        """The folder of this cell, which is run unless that is done, or goes on if it had fewer conversations."""
         folder = out / f"{arm}-{feedback}-{seed}"
-        if any((row["arm"], row["feedback"], row["seed"]) == (arm, feedback, seed) for row in done):
+        known = [row for row in done if (row["arm"], row["feedback"], row["seed"]) == (arm, feedback, seed)]
+        earlier = known[-1] if known else None
+        if earlier is not None and len(earlier["first_replies"]) >= options.conversations:
             return folder
         first = base
         if feedback != "good":
             taught = ServiceFolder(await once("ungated", "good", seed))
             first = merged_model(Versions(taught.versions).serving.folder, out / f"taught-{seed}")
-        row = await cell(first, folder, arm, feedback, seed, options.conversations, options.at_once, say)
+        row = await cell(first, folder, arm, feedback, seed, options.conversations, options.at_once, say, earlier)
         with results.open("a") as file:
             file.write(json.dumps(row) + "\n")
         done.append(row)
