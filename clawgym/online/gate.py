@@ -18,6 +18,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, get_args
 
 from clawgym.agents.tool_loop import ToolLoopAgent
@@ -230,7 +231,7 @@ class GateKeeper:
         Canaries and tasks cost most, so they are for candidates whose gain on held-out turns is shown.
         """
         new, serving, first = (self._versions[int(n)] for n in (candidate.version, candidate.serving, candidate.first))
-        if await self._measure_turns(self._new_turns(candidate.after, (new, serving)), (new, serving)):
+        if await self._measure_turns(self._new_turns(candidate.after, (new, serving)), new, serving):
             return True
         gain = self._decision(candidate).figures["turns"]
         if not gain.lower > gain.needed:
@@ -288,18 +289,17 @@ class GateKeeper:
                 break
         return found
 
-    async def _measure_turns(self, turns: Sequence[HeldOutTurn], versions: Sequence[Version]) -> bool:
+    async def _measure_turns(self, turns: Sequence[HeldOutTurn], candidate: Version, serving: Version) -> bool:
         rows = []
-        for version in versions:
+        for version in (candidate, serving):
             lacking = [t for t in turns if any(self._lacks("turns", t.id, version, s) for s in self._about.scorers)]
             if not lacking:
                 continue
             async with open_version(self._folder, self._pool, version.number) as engine:
-                replies = await asyncio.gather(*(replay(turn, version, engine) for turn in lacking))
-            for replayed in replies:
-                turn = replayed.turn
+                replies = await asyncio.gather(*(replay(turn, version, serving, engine) for turn in lacking))
+            for turn, replayed in zip(lacking, replies, strict=True):
                 for name in self._about.scorers:
-                    value = await self._scorer(name).score(replayed)
+                    value = fmean([await self._scorer(name).score(one) for one in replayed])
                     rows.append(_Row("turns", turn.id, turn.session, turn.at, version.number, name, value))
         self._write(rows)
         return bool(rows)

@@ -3,9 +3,11 @@
 Nobody has seen the new reply, so it is scored by what the user said about the reply that they saw. There is no perfect
 way, which is why the gate asks for two scorers that err differently:
 
-- ``likelihood`` reads no text. It asks whether a version has come to prefer the replies that users approved, and to
-  avoid those that they complained of: sigmoid of the change of the reply's log-probability since the first version (the
-  implicit reward of DPO, arXiv 2305.18290, eq. 5). What a version writes cannot persuade it.
+- ``likelihood`` reads no text. It asks whether a version prefers the replies that users approved more than the version
+  that answers does, and avoids those that they complained of: sigmoid of the difference of the reply's log-probability
+  (the implicit reward of DPO, arXiv 2305.18290, eq. 5, with the version that answers as the reference). What a version
+  writes cannot persuade it. But where most replies are complained of, it likes every change a little, as a version that
+  drifts gives what was said less probability.
 - ``judge`` reads the new reply beside what the user said about the old one. A model that begs can try to persuade it.
 
 Invariant: a held-out turn was judged before a version is measured on it, and the judge never sees which version wrote
@@ -14,6 +16,7 @@ a reply.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
@@ -35,12 +38,15 @@ from clawgym.registry import scorers
 from clawgym.rewards.hints import tools_of
 from clawgym.rewards.states import judgeables
 
-__all__ = ["HeldOutTurn", "Replayed", "ReplayScorer", "ScorerContext", "held_out_turns", "replay"]
+__all__ = ["REPLAYS", "HeldOutTurn", "Replayed", "ReplayScorer", "ScorerContext", "held_out_turns", "replay"]
 
 _MOST_NATS = 5.0
 """Bound of the change of a reply's log-probability, so that a long reply counts no more than a short one."""
 _LONGEST = 1024
 """Most tokens of a replayed reply."""
+REPLAYS = 3
+"""Replies of a version to a turn; its score is their mean. Most of the spread of one reply's score is that of sampling:
+with three, the spread of the difference of two versions falls to about 0.6 of it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,8 @@ class Replayed:
 
     turn: HeldOutTurn
     version: Version
+    serving: Version
+    """The version that answers users, with which a candidate is compared."""
     reply: Message | None
     """None if it gave none."""
 
@@ -123,19 +131,23 @@ def held_out_turns(pool: Pool, episode: PooledEpisode, most: int) -> list[HeldOu
     return sorted(chosen, key=lambda turn: turn.index)
 
 
-async def replay(turn: HeldOutTurn, version: Version, engine: OpenAIEngine) -> Replayed:
-    """Ask ``version``, which answers ``engine``, for its reply. Raises as
+async def replay(turn: HeldOutTurn, version: Version, serving: Version, engine: OpenAIEngine) -> list[Replayed]:
+    """Ask ``version``, which answers ``engine``, for :data:`REPLAYS` replies. Raises as
     :func:`~clawgym.online.client.reply_of` does."""
     asked = turn.turns[turn.index]
     temperature = asked.sampling.get("temperature")
-    seed = int.from_bytes(hashlib.sha256(turn.id.encode()).digest()[:4], "big") >> 1
-    sampling = Sampling(
-        temperature=1.0 if temperature is None else float(temperature),
-        max_tokens=min(_LONGEST, 2 * len(asked.sampled_ids) + 64),
-        seed=seed,
-    )
-    got = await reply_of(engine, turn.record.history, tools=turn.tools, sampling=sampling)
-    return Replayed(turn, version, None if got is None else message_of(got))
+
+    async def once(number: int) -> Replayed:
+        seed = int.from_bytes(hashlib.sha256(f"{turn.id}:{number}".encode()).digest()[:4], "big") >> 1
+        sampling = Sampling(
+            temperature=1.0 if temperature is None else float(temperature),
+            max_tokens=min(_LONGEST, 2 * len(asked.sampled_ids) + 64),
+            seed=seed,
+        )
+        got = await reply_of(engine, turn.record.history, tools=turn.tools, sampling=sampling)
+        return Replayed(turn, version, serving, None if got is None else message_of(got))
+
+    return await asyncio.gather(*map(once, range(REPLAYS)))
 
 
 def message_of(got: Completion) -> Message:
@@ -149,11 +161,11 @@ def message_of(got: Completion) -> Message:
 
 @scorers.register("likelihood")
 class Likelihood:
-    """Whether a version has come to prefer the replies that users approved of, and to avoid the others."""
+    """Whether a version prefers the replies that users approved of more than the serving one, and avoids the others."""
 
     def __init__(self, context: ScorerContext) -> None:
         self._context = context
-        self._first: dict[str, float] = {}
+        self._known: dict[tuple[str, int], float] = {}
         self._policy: Any = None
         self._loaded = 0
 
@@ -163,17 +175,17 @@ class Likelihood:
         asked = turn.turns[turn.index]
         if asked.flaw is not None or not asked.sampled_ids:
             return 0.5
-        if turn.id not in self._first:
-            self._first[turn.id] = await self._logp(turn, self._context.versions.first)
-        moved = await self._logp(turn, replayed.version) - self._first[turn.id]
+        moved = await self._logp(turn, replayed.version) - await self._logp(turn, replayed.serving)
         if not math.isfinite(moved):
             return 0.5
         return 1 / (1 + math.exp(-turn.vote * max(-_MOST_NATS, min(_MOST_NATS, moved))))
 
     async def _logp(self, turn: HeldOutTurn, version: Version) -> float:
-        """Log-probability of the reply, in nats, under a version."""
+        """Log-probability of the reply that the user saw, in nats, under a version."""
         from clawgym.rewards.scoring import ScoreRequest
 
+        if (known := self._known.get((turn.id, version.number))) is not None:
+            return known
         policy = self._with(version)
         about = self._context.config.training
         scorer = policy.scorer(tokens=about.compute.micro_tokens)
@@ -181,7 +193,8 @@ class Likelihood:
         temperature = turn.turns[turn.index].sampling.get("temperature") or 1.0
         request = ScoreRequest(prompt_ids(turn.turns, turn.index), sampled, temperature=float(temperature))
         (found,) = await scorer.score([request])
-        return float(found.logprobs.sum())
+        self._known[turn.id, version.number] = logp = float(found.logprobs.sum())
+        return logp
 
     def _with(self, version: Version) -> Any:
         """The policy with the weights of a version."""

@@ -54,25 +54,37 @@ def logp(model: Any) -> float:
     return float(rows.gather(1, torch.tensor(SAMPLED)[:, None]).sum())
 
 
-async def test_likelihood_is_how_far_a_version_has_come(context: Any) -> None:
+async def test_likelihood_is_how_far_a_version_is_from_the_one_that_answers(context: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     versions = context.real.versions
     first = AutoModelForCausalLM.from_pretrained(context.model, local_files_only=True)
     moved = logp(context.merged) - logp(first)
     assert abs(moved) > 1e-3
+    second = versions[1]
+
+    def wanted(vote: int, moved: float) -> Any:
+        return pytest.approx(1 / (1 + math.exp(-vote * max(-5, min(5, moved)))), abs=1e-3)
+
     scorer = Likelihood(context.real)
     for _ in range(2):  # weights are changed back and forth
         for vote in (1, -1):
-            said = await scorer.score(Replayed(turn_of(vote), versions[1], None))
-            assert said == pytest.approx(1 / (1 + math.exp(-vote * max(-5, min(5, moved)))), abs=1e-3)
-            assert await scorer.score(Replayed(turn_of(vote), versions.first, None)) == 0.5
+            said = await scorer.score(Replayed(turn_of(vote), second, versions.first, None))
+            assert said == wanted(vote, moved)
+            back = await scorer.score(Replayed(turn_of(vote), versions.first, second, None))
+            assert back == wanted(vote, -moved)
+            assert await scorer.score(Replayed(turn_of(vote), second, second, None)) == 0.5
 
 
 async def test_likelihood_says_nothing_without_exact_tokens(context: Any) -> None:
     scorer = Likelihood(context.real)
     for about in ({"flaw": "redacted"},):
-        assert await scorer.score(Replayed(turn_of(1, **about), context.real.versions[1], None)) == 0.5
+        assert (
+            await scorer.score(
+                Replayed(turn_of(1, **about), context.real.versions[1], context.real.versions.first, None)
+            )
+            == 0.5
+        )
 
 
 class Says:
