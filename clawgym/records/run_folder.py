@@ -6,6 +6,7 @@ Invariants:
 - A line is written completely or not at all. A partial line of a killed process is removed when the folder is opened.
 - One process at a time writes a folder.
 - A folder never mixes results of two configurations.
+- The manifest and the results are read without following links, up to a size.
 
 The layout is described in ``docs/reference/files.md``.
 """
@@ -29,12 +30,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from clawgym.errors import RunFolderError
+from clawgym.files import LARGEST_FILE, read_below
 from clawgym.records import Episode, Image, Outcome
 from clawgym.records.atif import PICTURES, episode_to_atif, json_safe, picture_name
 from clawgym.records.manifest import RunManifest, differences, make_manifest, now
 from clawgym.visible import visible_lines
 
 __all__ = [
+    "LARGEST_RESULTS",
     "MAX_WORKSPACE",
     "RunManifest",
     "RunFolder",
@@ -55,6 +58,8 @@ TRANSCRIPT, WORKSPACE, PROGRAM = "transcript.json", "workspace.tar.gz", "agent.t
 work."""
 MAX_WORKSPACE = 64 * 2**20
 """Largest compressed workspace that is stored, in bytes."""
+LARGEST_RESULTS = 2**30
+"""Most bytes of ``results.jsonl`` that are read."""
 _TEMPORARY = ".tmp"
 
 
@@ -128,17 +133,19 @@ def repair_tail(path: Path) -> int:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a ``results.jsonl``; an incomplete last line is ignored.
 
-    Raises :class:`RunFolderError` for a damaged line.
+    Raises :class:`RunFolderError` for a damaged line, and for a link or another file that is not read.
     """
     try:
-        data = path.read_bytes()
+        data = read_below(path.parent, path.name, LARGEST_RESULTS)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise RunFolderError(f"{path}: {error.strerror}: put the file itself there") from error
     rows = []
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict) or not isinstance(row.get("key"), str):
             raise RunFolderError(f"{path}: line {number} is damaged: delete the line to run its episode again")
@@ -377,10 +384,12 @@ def _foreign(path: Path) -> bool:
 
 def _read_manifest(path: Path) -> RunManifest:
     try:
-        return RunManifest.from_dict(json.loads((path / MANIFEST).read_bytes()))
+        return RunManifest.from_dict(json.loads(read_below(path, MANIFEST, LARGEST_FILE)))
     except FileNotFoundError:
         raise RunFolderError(f"{path} has no {MANIFEST}: give a run folder") from None
-    except (ValueError, TypeError) as error:
+    except OSError as error:
+        raise RunFolderError(f"{path / MANIFEST}: {error.strerror}: give a run folder") from error
+    except (ValueError, TypeError, RecursionError) as error:
         raise RunFolderError(f"{path / MANIFEST} is damaged ({error}): restore it or choose another --out") from error
 
 
