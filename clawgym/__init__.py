@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from clawgym.records.manifest import RunManifest
     from clawgym.rollout import Ended, EpisodeRequest, run_episode
     from clawgym.rollout.collect import collect_episode
+    from clawgym.runs import RunView
     from clawgym.sandbox import Sandbox, SandboxSpec, backend
     from clawgym.tasks.python import TaskDraft, task
     from clawgym.tasks.sets import load
@@ -48,6 +49,7 @@ _LATE = {
     "Judge": "clawgym.records.judge",
     "Pool": "clawgym.pool",
     "RunManifest": "clawgym.records.manifest",
+    "RunView": "clawgym.runs",
     "Sandbox": "clawgym.sandbox",
     "SandboxSpec": "clawgym.sandbox",
     "TaskDraft": "clawgym.tasks.python",
@@ -74,6 +76,7 @@ __all__ = [
     "Judge",
     "Pool",
     "RunManifest",
+    "RunView",
     "Sandbox",
     "SandboxSpec",
     "Task",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["visible", "visible_lines", "visible_value"]
+__all__ = ["cut", "visible", "visible_lines", "visible_value"]
 
 _FORMAT = (
     "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -31,6 +31,15 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> str:
     """:func:`visible`, with newlines and tabs as they are: for logs, and for texts whose lines are our own."""
     return _HIDDEN_IN_LINES.sub(_escape, text)
+
+
+def cut(text: str, most: int) -> tuple[str, int]:
+    """Both ends of a text longer than ``most`` characters with a mark between them, and how many are left out."""
+    if len(text) <= most:
+        return text, 0
+    half = most // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n[... {left_out:,} characters left out ...]\n{text[len(text) - half :]}", left_out
 
 
 def visible_value(value: object) -> object:

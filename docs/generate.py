@@ -34,6 +34,7 @@ ROOMS = {
         clawgym
         clawgym.registry
         clawgym.errors
+        clawgym.frames
         clawgym.statistics
     """,
     "records": """
@@ -95,6 +96,7 @@ ROOMS = {
     """,
     "evaluation": """
         clawgym.evaluation.runner
+        clawgym.runs
         clawgym.evaluation.summary
         clawgym.evaluation.compare
         clawgym.evaluation.regrade

@@ -28,26 +28,28 @@ from clawgym import snapshots
 from clawgym.cache import cache_folder
 from clawgym.credentials import find_secrets, texts_of
 from clawgym.errors import ClawGymError, MissingDependency, RunFolderError, TaskSetNotFound
-from clawgym.files import read_below
+from clawgym.files import open_below, read_below
 from clawgym.records import TaskSet
 from clawgym.records.atif import PICTURES
 from clawgym.records.run_folder import MANIFEST, PROGRAM, RESULTS, TRANSCRIPT, WORKSPACE, RunFolder, write_atomic
 from clawgym.tasks import sets
 
-__all__ = ["BoardFolder", "BoardRules", "EntryFiles", "LeaderboardError", "changed_entries", "submit"]
+__all__ = ["IN_BOARD", "BoardFolder", "BoardRules", "EntryFiles", "LeaderboardError", "changed_entries", "submit"]
 
 RULES, ENTRIES, CHECKS = "board.json", "entries", "checks"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _EXTRA = "pip install 'clawgym[hub]'"
 _MAX_FILES, _MAX_BYTES, _MAX_FILE = 20_000, 512 * 2**20, 128 * 2**20
+_LARGEST_BOARD = 4 * _MAX_BYTES
 _KNOWN = re.compile(
     rf"{re.escape(MANIFEST)}|{re.escape(RESULTS)}"
     rf"|episodes/[\w.~-]+/(?:{re.escape(TRANSCRIPT)}|{re.escape(WORKSPACE)}|{re.escape(PROGRAM)})"
     rf"|{PICTURES}/[0-9a-f]{{64}}\.(?:png|jpg|gif|webp)",
     re.ASCII,
 )
-_IN_BOARD = re.compile(rf"{RULES}|{CHECKS}/[\w.-]+\.json|{ENTRIES}/[a-z0-9][a-z0-9._-]{{0,63}}/(?:{_KNOWN.pattern})"
-                       r"|[\w.-]+\.jsonl", re.ASCII)  # fmt: skip
+IN_BOARD = re.compile(rf"{RULES}|{CHECKS}/[\w.-]+\.json|{ENTRIES}/[a-z0-9][a-z0-9._-]{{0,63}}/(?:{_KNOWN.pattern})"
+                      r"|[\w.-]+\.jsonl", re.ASCII)  # fmt: skip
+"""Matches the files of a board on the Hub."""
 
 
 class LeaderboardError(ClawGymError):
@@ -187,12 +189,41 @@ class BoardFolder:
             raise LeaderboardError(f"{name!r} cannot name an entry: use up to 64 of a-z, 0-9, '.', '_' and '-'")
         return self.path / ENTRIES / name
 
-    def tasks(self) -> TaskSet:
-        """The board's task set, as it is here. Raises :class:`LeaderboardError` if its content is another."""
+    def files(self) -> list[str]:
+        """Relative paths of the files that a board has on the Hub: the rules, tasks in a file, entries and records.
+
+        Raises :class:`LeaderboardError` for a file that an entry may not have, for links, and if the board is larger
+        than one that can be read from the Hub.
+        """
+        found = sorted(entry.name for entry in os.scandir(self.path) if IN_BOARD.fullmatch(entry.name))
+        for name in self.names:
+            found += [f"{ENTRIES}/{name}/{path}" for path in sorted(EntryFiles(self.entry(name)).names)]
+            found += [f"{CHECKS}/{name}.json"] * os.path.lexists(self.path / CHECKS / f"{name}.json")
+        size = 0
+        for name in found:
+            try:
+                with open_below(self.path, name) as file:
+                    size += os.fstat(file.fileno()).st_size
+            except OSError as error:
+                raise LeaderboardError(f"{self.path / name}: {error.strerror}: put the file itself there") from error
+        if len(found) > snapshots.MAX_FILES or size > _LARGEST_BOARD:
+            raise LeaderboardError(
+                f"{self.path}: is larger than {snapshots.MAX_FILES:,} files or {_LARGEST_BOARD >> 30} GiB: "
+                "leave large workspaces or old entries out"
+            )
+        return found
+
+    @property
+    def own_tasks(self) -> Path | None:
+        """The file or folder of the board with its tasks; None if ``task_set`` names a set."""
         inside = self.path / self.rules.task_set
         known = "/" not in self.rules.task_set and ".." not in self.rules.task_set and inside.exists()
+        return inside if known else None
+
+    def tasks(self) -> TaskSet:
+        """The board's task set, as it is here. Raises :class:`LeaderboardError` if its content is another."""
         try:
-            tasks = sets.load(str(inside) if known else self.rules.task_set)
+            tasks = sets.load(str(self.own_tasks or self.rules.task_set))
         except TaskSetNotFound as error:
             raise LeaderboardError(f"the tasks of the board cannot be loaded ({error})") from error
         if tasks.content_hash != self.rules.task_set_hash:
@@ -222,7 +253,7 @@ class BoardFolder:
 
 def _downloaded(where: str) -> Path:
     remote = snapshots.Remote.parse(where)
-    found = snapshots.list_files(remote, lambda path: bool(_IN_BOARD.fullmatch(path)), max_bytes=_MAX_BYTES * 4)
+    found = snapshots.list_files(remote, lambda path: bool(IN_BOARD.fullmatch(path)), max_bytes=_LARGEST_BOARD)
     folder = cache_folder("boards") / remote.repo.replace("/", "--") / found.commit
     with snapshots.download(found, folder):
         pass

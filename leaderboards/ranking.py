@@ -7,11 +7,14 @@ significant differ in rank only if a third entry is better than one of them and 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from clawgym.evaluation.compare import MIN_TASKS
 from clawgym.evaluation.paired import difference
+from clawgym.evaluation.summary import SCORE_LABELS, percent, score_columns
+from clawgym.frames import Preview, Table, Tabular
 from clawgym.leaderboards.entries import SCORES, BoardEntry
 
 __all__ = ["Board", "Ranked", "better", "rank"]
@@ -26,8 +29,15 @@ class Ranked:
     entry: BoardEntry
 
 
+_COLUMNS = (
+    *("rank", "name", "run", "agent", "agent_version", "model", "samples", "episodes", *score_columns({})),
+    *("infra_rate", "tokens_per_solved", "cost_per_solved", "verified", "flags"),
+)
+"""The columns of the table of a board."""
+
+
 @dataclass(frozen=True)
-class Board:
+class Board(Tabular):
     """One ranking: the entries with one task-set hash."""
 
     task_set: str
@@ -36,6 +46,36 @@ class Board:
     """Name of the score."""
     entries: tuple[Ranked, ...]
     """Best first."""
+
+    @property
+    def title(self) -> str:
+        """The task set, and the score that decides."""
+        about = f"{self.task_set or 'unnamed tasks'} ({self.task_set_hash[:12]})"
+        return f"{about}, ranked by {SCORE_LABELS[self.by]} score"
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for one in self.entries:
+            entry, summary = one.entry, one.entry.summary
+            named = ("name", "run", "agent", "agent_version", "model", "samples", "verified")
+            yield {
+                "rank": one.rank,
+                **{name: getattr(entry, name) for name in named},
+                "episodes": summary.scores.episodes,
+                **score_columns({name: entry.score(name) for name in SCORES}),
+                **{name: getattr(summary, name) for name in ("infra_rate", "tokens_per_solved", "cost_per_solved")},
+                "flags": "; ".join(entry.flags),
+            }
+
+    def _tables(self) -> Mapping[str, Callable[[], Table]]:
+        return {"entries": lambda: Table.of(self._rows(), _COLUMNS)}
+
+    def _preview(self) -> Preview:
+        rows = (
+            (row["rank"], row["name"], *(percent(one.entry.score(name)) for name in SCORES), row["flags"])
+            for one, row in zip(self.entries, self._rows(), strict=True)
+        )
+        table = Table(("rank", "agent", *(SCORE_LABELS[name] for name in SCORES), "flags"), rows)
+        return Preview(self.title, (), table, len(self.entries))
 
 
 def rank(entries: Iterable[BoardEntry], by: str = "strict") -> tuple[Board, ...]:

@@ -49,10 +49,6 @@ def _cells(rank: int | None, entry: BoardEntry) -> list[str]:
     ]
 
 
-def _title(board: Board) -> str:
-    return f"{board.task_set or 'unnamed tasks'} ({board.task_set_hash[:12]}), ranked by {SCORE_LABELS[board.by]} score"
-
-
 def _notes(boards: Sequence[Board]) -> list[str]:
     verified = any(ranked.entry.verified for board in boards for ranked in board.entries)
     return [*NOTES[: 1 + (len(boards) > 1)], *([_VERIFIED] if verified else [])]
@@ -87,7 +83,7 @@ def to_view(boards: Sequence[Board]) -> RenderableType:
 
     parts: list[RenderableType] = []
     for board in boards:
-        table = Table(title=Text(visible(_title(board))), title_justify="left")
+        table = Table(title=Text(visible(board.title)), title_justify="left")
         for column in _COLUMNS[:6]:
             header = column.replace("-", "-\n")
             table.add_column(header, justify="left" if column in _LEFT else "right", overflow="fold")
@@ -113,7 +109,7 @@ def to_markdown(boards: Sequence[Board]) -> str:
     """Render as Markdown."""
     out = []
     for board in boards:
-        out += [f"## {_escape(_title(board))}", "", "| " + " | ".join(_COLUMNS) + " |"]
+        out += [f"## {_escape(board.title)}", "", "| " + " | ".join(_COLUMNS) + " |"]
         out.append("|" + "|".join(" --- " if column in _LEFT else " ---: " for column in _COLUMNS) + "|")
         out += [
             "| " + " | ".join(_escape(cell) for cell in _cells(ranked.rank, ranked.entry)) + " |"

@@ -25,7 +25,7 @@ from clawgym.records.run_folder import RunFolder
 from clawgym.statistics import Estimate
 from clawgym.visible import visible_value
 
-__all__ = ["ShownEntry", "build", "entries_of"]
+__all__ = ["ShownEntry", "build", "entries_of", "ranking_of"]
 
 _WIDTH, _HEIGHT, _LEFT = 640, 200, 40
 
@@ -65,16 +65,21 @@ def entries_of(board: BoardFolder) -> tuple[list[ShownEntry], dict[str, str]]:
     return shown, left_out
 
 
+def ranking_of(shown: Sequence[ShownEntry]) -> tuple[Board | None, list[tuple[Ranked, ShownEntry]]]:
+    """The ranking of the entries of a board by their strict score, best first. Refused entries have no rank."""
+    ranked = rank([one.entry for one in shown if one.status != "refused"], "strict")
+    top = ranked[0] if ranked else None
+    by_entry = {id(one.entry): one for one in shown}
+    return top, [(one, by_entry[id(one.entry)]) for one in (top.entries if top else ())]
+
+
 def build(board: BoardFolder, out: Path) -> list[str]:
     """Write the site of a board into the folder ``out``; returns the names of the files.
 
     Refused entries are listed without a rank. Raises :class:`LeaderboardError` if ``out`` cannot be written.
     """
     shown, left_out = entries_of(board)
-    ranked = rank([one.entry for one in shown if one.status != "refused"], "strict")
-    top: Board | None = ranked[0] if ranked else None
-    by_entry = {id(one.entry): one for one in shown}
-    lines = [(one, by_entry[id(one.entry)]) for one in (top.entries if top else ())]
+    top, lines = ranking_of(shown)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("clawgym.leaderboards", "."),
         undefined=jinja2.StrictUndefined,

@@ -81,7 +81,9 @@ def submit(
 
 @app.command()
 def check(
-    where: Annotated[Path, typer.Argument(metavar="ENTRY|BOARD", help="An entry's folder, or a board's.")],
+    where: Annotated[
+        str, typer.Argument(metavar="ENTRY|BOARD", help="An entry's folder, a board's, or hf://OWNER/NAME.")
+    ],
     since: Annotated[
         str | None,
         typer.Option(metavar="COMMIT", help="Of a board: only entries added since; other changes are refused."),
@@ -102,12 +104,18 @@ def check(
     """
     from clawgym.leaderboards.boards import ENTRIES, RULES, BoardFolder, LeaderboardError, changed_entries
 
-    if (where / RULES).is_file():
+    folder = Path(where)
+    if where.startswith("hf://"):
+        if record or since is not None:
+            raise LeaderboardError(f"{where}: --since and --record need the folder of a board: check a clone of it")
         board = BoardFolder.read(where)
+        names = board.names
+    elif (folder / RULES).is_file():
+        board = BoardFolder.read(folder)
         names = board.names if since is None else changed_entries(board, since)
-    elif since is None and where.resolve().parent.name == ENTRIES:
-        board = BoardFolder.read(where.resolve().parent.parent)
-        names = [where.resolve().name]
+    elif since is None and folder.resolve().parent.name == ENTRIES:
+        board = BoardFolder.read(folder.resolve().parent.parent)
+        names = [folder.resolve().name]
     else:
         raise LeaderboardError(f"{where}: give a board, or the folder of an entry below BOARD/{ENTRIES}")
     checks = asyncio.run(_check(board, names, nonce, reviewed, sandbox))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "pull_app"]
 
 app = typer.Typer(
-    no_args_is_help=True, help="Upload checkpoints, results, task sets and traces to the Hugging Face Hub."
+    no_args_is_help=True, help="Upload checkpoints, results, task sets, traces and boards to the Hugging Face Hub."
 )
 pull_app = typer.Typer(
     no_args_is_help=True, help="Download checkpoints, results, task sets and traces from the Hugging Face Hub."
@@ -115,6 +115,22 @@ def traces(
     """
     with _hub().plan_traces(source) as plan:
         _push(plan, repo, public, dry_run)
+
+
+@app.command()
+def board(
+    board: Annotated[Path, typer.Argument(metavar="BOARD", help="The folder of a board, such as a clone of it.")],
+    repo: Repo = None,
+    public: Public = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Push a board as a data set: rules, tasks in a file, entries and the records of their checks, with a card that
+    shows the ranking.
+
+    `clawgym leaderboard show hf://OWNER/NAME` reads it. Fails if a file looks like it contains a secret. The same
+    command resumes. --dry-run shows the files and the card.
+    """
+    _push(_hub().plan_board(board), repo, public, dry_run)
 
 
 def _push(plan: UploadPlan, repo: str | None, public: bool, dry_run: bool) -> None:

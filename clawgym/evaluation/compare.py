@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from clawgym.errors import ComparisonRefused
 from clawgym.evaluation.paired import ALPHA, Difference, difference
 from clawgym.evaluation.summary import Summary, graded_by_task, summarize_rows, task_means
+from clawgym.frames import Preview, Table, Tabular
 from clawgym.records.run_folder import RunFolder
 
 __all__ = ["MAX_INFRA_SHARE", "MIN_TASKS", "Comparison", "Side", "compare", "compare_runs"]
@@ -49,8 +50,15 @@ class Side:
     """Number of episodes of the whole run that have no result."""
 
 
+_COLUMNS = (
+    *("score", "first", "second", "difference", "low", "high", "p"),
+    *("tasks", "ahead", "behind", "detectable", "verdict"),
+)
+"""The columns of the table of a comparison."""
+
+
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Tabular):
     """Run ``b`` against run ``a``; a positive difference means that ``b`` is better."""
 
     a: Side
@@ -76,6 +84,25 @@ class Comparison:
         for name, found in self.scores.items():
             raw["scores"][name] |= {"told_apart": found.significant, "verdict": self.verdict(name)}
         return raw | {"alpha": round(ALPHA, 10), "power": 0.8}
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        for name, found in self.scores.items():
+            change = (found.value, found.low, found.high, found.p)
+            counts = (found.tasks, found.ahead, found.behind, found.detectable)
+            yield (name, self.a.means[name], self.b.means[name], *change, *counts, self.verdict(name))
+
+    def _tables(self) -> Mapping[str, Callable[[], Table]]:
+        return {
+            "scores": lambda: Table(_COLUMNS, self._rows()),
+            "left_out": lambda: Table(
+                ("task", "reason"), ((task, why) for why, tasks in self.left_out.items() for task in tasks)
+            ),
+        }
+
+    def _preview(self) -> Preview:
+        title = f"{self.b.name} ({self.b.run}) against {self.a.name} ({self.a.run}): {self.tasks:,} tasks, paired"
+        left_out = [f"left out, {why}: {len(tasks):,} tasks" for why, tasks in self.left_out.items()]
+        return Preview(title, [*self.notes, *left_out], Table(_COLUMNS, self._rows()), len(self.scores))
 
 
 def compare(a: str | Path, b: str | Path) -> Comparison:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from clawgym import statistics
 from clawgym.evaluation.judging import JudgeAgreement, judging_of
 from clawgym.evaluation.paired import detectable_for_one
+from clawgym.frames import Preview, Table, Tabular
 from clawgym.records import Outcome, Usage
 from clawgym.records.run_folder import RunFolder, RunManifest
 from clawgym.statistics import Estimate, as_float
@@ -33,6 +34,9 @@ __all__ = [
     "error_origin",
     "errors_text",
     "graded_by_task",
+    "percent",
+    "points",
+    "score_columns",
     "summarize",
     "task_means",
 ]
@@ -69,7 +73,7 @@ class GroupScores(Scores):
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Tabular):
     """The results that ``clawgym eval`` reports; :meth:`to_dict` is the content of ``summary.json``."""
 
     scores: Scores
@@ -137,6 +141,97 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready data."""
         return dataclasses.asdict(self) | {"infra_rate": self.infra_rate, "infra_share": self.infra_share}
+
+    def _lines(self) -> Iterator[tuple[str, str, Scores]]:
+        """Dimension, group and its scores."""
+        yield "all", "all", self.scores
+        for dimension, groups in self.groups.items():
+            yield from ((dimension, group.name, group) for group in groups)
+
+    def _tables(self) -> Mapping[str, Callable[[], Table]]:
+        def scores() -> Iterator[dict[str, Any]]:
+            for dimension, group, found in self._lines():
+                row = {"dimension": dimension, "group": group, "episodes": found.episodes}
+                yield row | score_columns({name: getattr(found, name) for name in SCORE_LABELS})
+
+        return {
+            "scores": lambda: Table.of(scores(), ("dimension", "group", "episodes", *score_columns({}))),
+            "outcomes": lambda: Table(("outcome", "episodes"), self.outcomes.items()),
+            "causes": lambda: Table(("cause", "episodes"), self.causes.items()),
+        }
+
+    def _preview(self) -> Preview:
+        rows = []
+        for dimension, group, found in self._lines():
+            scores = (percent(getattr(found, name)) for name in SCORE_LABELS)
+            rows.append((f"level {group}" if dimension == "level" else group, found.episodes, *scores))
+        return Preview(self.counted, self.remarks(), Table(("", "episodes", *SCORE_LABELS.values()), rows), len(rows))
+
+    @property
+    def counted(self) -> str:
+        """How many episodes have a result."""
+        done = "complete" if self.complete else f"incomplete: {len(self.missing):,} have no result"
+        return f"{self.scores.episodes:,} of {self.planned:,} episodes, {done}"
+
+    def remarks(self) -> list[str]:
+        """Lines on what a reader of the scores should know."""
+        lines = []
+        if self.safety:
+            lines.append("safety: " + ", ".join(f"{name} {percent(found)}" for name, found in self.safety.items()))
+        if self.pass_at:
+            lines.append("pass@k  " + "  ".join(f"{k}: {100 * e.value:.1f}" for k, e in self.pass_at.items()))
+            lines.append("pass^k  " + "  ".join(f"{k}: {100 * e.value:.1f}" for k, e in self.pass_hat.items()))
+        if self.causes:
+            top = list(self.causes.items())[:5]
+            lines.append("not solved: " + ", ".join(f"{count} {cause[:60]}" for cause, count in top))
+        if self.infra_attempts:
+            lines.append(f"{errors_text(self.infra_faults)} in {self.attempts} attempts, left out of the scores")
+            lines += [f"  newest {origin} error: {why[:200]}" for origin, why in self.infra_newest.items()]
+        if zero := self.scores_infra_zero:
+            parts = ((label, getattr(zero, name)) for name, label in SCORE_LABELS.items())
+            shown = ", ".join(f"{label} {100 * e.value:.1f}" for label, e in parts if e is not None)
+            lines.append(f"with the {self.infra_episodes} infrastructure errors counted as 0: {shown}")
+        if self.unsupported:
+            lines.append(f"unsupported here: {len(self.unsupported)} tasks, not scored")
+        if self.problems:
+            lines.append(f"could not be read: {len(self.problems)} tasks")
+        for by, count in self.judged.items():
+            lines.append(f"judged by a model, not by code: {count} episodes, {by[:100]}")
+            if found := self.judging.get(by):
+                lines.append(f"  {found}")
+        if self.tampered:
+            lines.append(f"tampered inputs: {len(self.tampered)} episodes")
+        if self.usage.prompt_tokens or self.usage.completion_tokens:
+            cost = "" if self.usage.cost_usd is None else f", ${self.usage.cost_usd:.2f}"
+            lines.append(f"tokens: {self.usage.prompt_tokens:,} in, {self.usage.completion_tokens:,} out{cost}")
+        if self.tokens_per_solved is not None:
+            cost = "" if self.cost_per_solved is None else f", ${self.cost_per_solved:.4f}"
+            lines.append(f"per solved episode: {self.tokens_per_solved:,.0f} tokens{cost}")
+        if self.detectable:
+            lines.append(f"minimum detectable difference (80% power), in points, at most: {points(self.detectable)}")
+        return lines
+
+
+def percent(estimate: Estimate | None) -> str:
+    """An estimate and its interval in percent: ``40.5 [27, 56]``."""
+    if estimate is None:
+        return "-"
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.0f}, {100 * estimate.high:.0f}]"
+
+
+def points(by_score: Mapping[str, float]) -> str:
+    """Values by score, in points: ``strict 31.1, official 22.5``."""
+    return ", ".join(f"{SCORE_LABELS[name]} {100 * value:.1f}" for name, value in by_score.items())
+
+
+def score_columns(scores: Mapping[str, Estimate | None]) -> dict[str, float | None]:
+    """The columns of a table for the three scores and the ends of their intervals; None where there is no score."""
+    found: dict[str, float | None] = {}
+    for name in SCORE_LABELS:
+        one = scores.get(name)
+        ends = (None, None, None) if one is None else (one.value, one.low, one.high)
+        found |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+    return found
 
 
 def summarize(run: RunFolder) -> Summary:

@@ -7,22 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from clawgym.evaluation.compare import Comparison
 from clawgym.evaluation.progress import duration
-from clawgym.evaluation.summary import SCORE_LABELS, Scores, Summary, errors_text
+from clawgym.evaluation.summary import SCORE_LABELS, Scores, Summary, percent, points
 from clawgym.evaluation.verification import NOT_GRADABLE, SAME, Verification
 from clawgym.records import Outcome
-from clawgym.statistics import Estimate
 from clawgym.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = ["comparison_view", "summary_view", "verification_lines"]
-
-
-def _cell(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "-"
-    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.0f}, {100 * estimate.high:.0f}]"
 
 
 def summary_view(summary: Summary, title: str) -> RenderableType:
@@ -41,9 +34,9 @@ def summary_view(summary: Summary, title: str) -> RenderableType:
         table.add_row(
             Text(visible(name)),
             str(scores.episodes),
-            _cell(scores.strict),
-            _cell(scores.official),
-            _cell(scores.corrected),
+            percent(scores.strict),
+            percent(scores.official),
+            percent(scores.corrected),
             end_section=last,
             style="bold" if bold else "",
         )
@@ -56,40 +49,7 @@ def summary_view(summary: Summary, title: str) -> RenderableType:
 
 
 def _lines(summary: Summary) -> list[str]:
-    lines = []
-    if summary.safety:
-        lines.append("safety: " + ", ".join(f"{name} {_cell(estimate)}" for name, estimate in summary.safety.items()))
-    if summary.pass_at:
-        lines.append("pass@k  " + "  ".join(f"{k}: {100 * e.value:.1f}" for k, e in summary.pass_at.items()))
-        lines.append("pass^k  " + "  ".join(f"{k}: {100 * e.value:.1f}" for k, e in summary.pass_hat.items()))
-    if summary.causes:
-        top = list(summary.causes.items())[:5]
-        lines.append("not solved: " + ", ".join(f"{count} {cause[:60]}" for cause, count in top))
-    if summary.infra_attempts:
-        lines.append(f"{errors_text(summary.infra_faults)} in {summary.attempts} attempts, left out of the scores")
-        lines += [f"  newest {origin} error: {why[:200]}" for origin, why in summary.infra_newest.items()]
-    if zero := summary.scores_infra_zero:
-        parts = ((label, getattr(zero, name)) for name, label in SCORE_LABELS.items())
-        shown = ", ".join(f"{label} {100 * e.value:.1f}" for label, e in parts if e is not None)
-        lines.append(f"with the {summary.infra_episodes} infrastructure errors counted as 0: {shown}")
-    if summary.unsupported:
-        lines.append(f"unsupported here: {len(summary.unsupported)} tasks, not scored")
-    if summary.problems:
-        lines.append(f"could not be read: {len(summary.problems)} tasks")
-    for by, count in summary.judged.items():
-        lines.append(f"judged by a model, not by code: {count} episodes, {by[:100]}")
-        if found := summary.judging.get(by):
-            lines.append(f"  {found}")
-    if summary.tampered:
-        lines.append(f"tampered inputs: {len(summary.tampered)} episodes")
-    if summary.usage.prompt_tokens or summary.usage.completion_tokens:
-        cost = "" if summary.usage.cost_usd is None else f", ${summary.usage.cost_usd:.2f}"
-        lines.append(f"tokens: {summary.usage.prompt_tokens:,} in, {summary.usage.completion_tokens:,} out{cost}")
-    if summary.tokens_per_solved is not None:
-        cost = "" if summary.cost_per_solved is None else f", ${summary.cost_per_solved:.4f}"
-        lines.append(f"per solved episode: {summary.tokens_per_solved:,.0f} tokens{cost}")
-    if summary.detectable:
-        lines.append(f"minimum detectable difference (80% power), in points, at most: {_points(summary.detectable)}")
+    lines = summary.remarks()
     if summary.seconds:
         lines.append("time: " + ", ".join(f"{phase} {duration(s)}" for phase, s in summary.seconds.items()))
     return lines
@@ -97,10 +57,6 @@ def _lines(summary: Summary) -> list[str]:
 
 def _wrapped(label: str) -> str:
     return label.replace("-", "-\n")
-
-
-def _points(by_score: Mapping[str, float]) -> str:
-    return ", ".join(f"{SCORE_LABELS[name]} {100 * value:.1f}" for name, value in by_score.items())
 
 
 def comparison_view(comparison: Comparison) -> RenderableType:
@@ -130,7 +86,7 @@ def comparison_view(comparison: Comparison) -> RenderableType:
                 style="bold" if found.significant else "dim",
             ),
         )
-    detectable = _points({score: found.detectable for score, found in comparison.scores.items()})
+    detectable = points({score: found.detectable for score, found in comparison.scores.items()})
     lines = [f"minimum detectable difference (80% power), in points: {detectable}", *comparison.notes]
     for why, tasks in comparison.left_out.items():
         shown = ", ".join(task[:60] for task in tasks[:8]) + (f" and {len(tasks) - 8} more" if len(tasks) > 8 else "")

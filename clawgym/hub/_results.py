@@ -18,6 +18,7 @@ from clawgym.hub._checkpoint import HubError
 from clawgym.hub._upload import Upload, UploadPlan, refuse_secrets, render, repo_name, texts_of
 from clawgym.records.atif import PICTURES, json_safe
 from clawgym.records.run_folder import (
+    LARGEST_RESULTS,
     MANIFEST,
     PROGRAM,
     RESULTS,
@@ -35,7 +36,6 @@ _PICTURE = rf"{PICTURES}/[0-9a-f]{{64}}\.(?:png|jpg|gif|webp)"
 PULLED = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(RESULTS)}|{_EPISODE}|{_PICTURE}")
 """The files of pushed results that are pulled. The summary and the report are made anew from them."""
 OURS = re.compile(rf"{PULLED.pattern}|{re.escape(SUMMARY)}|report\.html|verification\.json|README\.md")
-_MAX_ROWS = 2**30
 
 
 def plan_results(run: str | Path, *, transcripts: bool = False, workspaces: bool = False) -> UploadPlan:
@@ -79,7 +79,7 @@ def plan_results(run: str | Path, *, transcripts: bool = False, workspaces: bool
 def _regular(folder: Path, name: str) -> Path:
     """The file's path. Raises :class:`HubError` if it is no regular file below the folder."""
     try:
-        read_below(folder, name, _MAX_ROWS if name == RESULTS else LARGEST_FILE)
+        read_below(folder, name, LARGEST_RESULTS if name == RESULTS else LARGEST_FILE)
     except OSError as error:
         raise HubError(f"{folder / name}: {error.strerror}: restore it, or push the run without it") from error
     return folder / name

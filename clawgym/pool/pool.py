@@ -6,12 +6,13 @@ Turns are returned exactly as they were stored, and each is stored once.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clawgym.pool import _store  # first: its error names the missing extra
 
@@ -19,10 +20,14 @@ from clawgym.pool import _store  # first: its error names the missing extra
 import sqlalchemy as sa
 
 from clawgym.errors import PoolError
+from clawgym.frames import Table, frame
 from clawgym.pool import _episodes, _fetch, _load
 from clawgym.pool._schema import episodes, images
 from clawgym.pool.states import PROCESS_REWARD, Batch, EpisodeEnd, PooledEpisode
 from clawgym.records import Image, Role, Turn
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = ["Pool"]
 
@@ -304,6 +309,17 @@ class Pool:
                 return
             yield from (episode for _, episode in page)
             after = page[-1][0]
+
+    def to_pandas(
+        self, *, channel: str | None = None, state: str | None = None, task_id: str | None = None
+    ) -> pandas.DataFrame:
+        """:meth:`episodes` as a data frame, one row each; ``polars.from_pandas`` makes one of Polars.
+
+        Raises :class:`~clawgym.errors.MissingDependency` without pandas.
+        """
+        found = self.episodes(channel=channel, state=state, task_id=task_id)
+        names = [field.name for field in dataclasses.fields(PooledEpisode) if field.name != "secret_sha256"]
+        return frame(Table(names, ([getattr(one, name) for name in names] for one in found)))
 
     def close(self) -> None:
         """Close the database connection. Everything stored is durable already."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
+from clawgym.frames import MOST_ROWS, Preview, Table, Tabular
 from clawgym.records.result import VerifierResult
 from clawgym.records.turn import Turn
+from clawgym.visible import cut
 
 __all__ = [
+    "CHECK_COLUMNS",
     "EXECUTED",
     "Episode",
     "Fault",
@@ -18,11 +23,25 @@ __all__ = [
     "Observation",
     "Outcome",
     "Phase",
+    "STEP_COLUMNS",
     "Step",
     "ToolCall",
     "Usage",
     "executed_step",
 ]
+
+CHECK_COLUMNS = ("task", "sample", "check", "score")
+STEP_COLUMNS = (
+    *("task", "sample", "step", "source", "text", "reasoning", "calls", "arguments", "observations", "images"),
+    *("model", "prompt_tokens", "completion_tokens", "cost_usd", "time"),
+)
+"""The columns of the tables of checks and of steps, of an episode and of a run."""
+_TURN_COLUMNS = (
+    *("task", "sample", "turn", "parent", "role", "context_ids", "sampled_ids", "mean_logprob", "policy_version"),
+    *("finish_reason", "flaw", "malformed_calls", "seconds"),
+)
+_TEXT = 20_000
+"""Most characters of a text of a table."""
 
 EXECUTED = "executed_calls"
 """In :attr:`Step.extra`, if a program called the task's tools by MCP: the calls that were executed, as objects with
@@ -106,6 +125,13 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
 
+    @property
+    def arguments_text(self) -> str:
+        """A single text argument unchanged, anything else as JSON."""
+        if len(self.arguments) == 1 and isinstance(only := next(iter(self.arguments.values())), str):
+            return only
+        return json.dumps(dict(self.arguments), ensure_ascii=False, indent=1, default=str)
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -146,7 +172,7 @@ def executed_step(step: Step) -> Step:
 
 
 @dataclass(frozen=True)
-class Episode:
+class Episode(Tabular):
     """One attempt at one task."""
 
     task_id: str
@@ -185,3 +211,64 @@ class Episode:
     def key(self) -> str:
         """Unique within a run: ``<task id>#<sample>``."""
         return f"{self.task_id}#{self.sample}"
+
+    def _tables(self) -> Mapping[str, Callable[[], Table]]:
+        checks = self.result.checks if self.result is not None else {}
+        return {
+            "steps": lambda: Table.of(self.step_rows(), STEP_COLUMNS),
+            "checks": lambda: Table(CHECK_COLUMNS, ((self.task_id, self.sample, *pair) for pair in checks.items())),
+            "turns": lambda: Table.of(self._turn_rows(), _TURN_COLUMNS),
+        }
+
+    def step_rows(self) -> Iterator[dict[str, Any]]:
+        """The steps as rows of a table with :data:`STEP_COLUMNS`. Texts are cut."""
+        for n, step in enumerate(self.steps):
+            usage = step.usage or Usage()
+            texts = {
+                "text": step.message,
+                "reasoning": step.reasoning,
+                "arguments": "\n".join(cut(call.arguments_text, _TEXT)[0] for call in step.tool_calls),
+                "observations": "\n".join(cut(seen.content, _TEXT)[0] for seen in step.observations),
+            }
+            yield {
+                "task": self.task_id,
+                "sample": self.sample,
+                "step": n,
+                "source": step.source,
+                **{name: cut(str(text or ""), _TEXT)[0] for name, text in texts.items()},
+                "calls": ", ".join(str(call.name)[:200] for call in step.tool_calls),
+                "images": sum(seen.image is not None for seen in step.observations),
+                "model": step.model,
+                "prompt_tokens": usage.prompt_tokens if step.usage else None,
+                "completion_tokens": usage.completion_tokens if step.usage else None,
+                "cost_usd": usage.cost_usd,
+                "time": step.timestamp,
+            }
+
+    def _turn_rows(self) -> Iterator[dict[str, Any]]:
+        for n, turn in enumerate(self.turns):
+            named = ("parent", "role", "policy_version", "finish_reason", "flaw", "malformed_calls")
+            yield {
+                "task": self.task_id,
+                "sample": self.sample,
+                "turn": n,
+                "context_ids": len(turn.context_ids),
+                "sampled_ids": len(turn.sampled_ids),
+                "mean_logprob": sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,
+                "seconds": turn.seconds.get("total"),
+                **{name: getattr(turn, name) for name in named},
+            }
+
+    def _preview(self) -> Preview:
+        lines = [f"{self.agent}, seed {self.seed}" + (f": {self.cause}" if self.cause else "")]
+        if self.result is not None:
+            passed = sum(score >= 1 for score in self.result.checks.values())
+            scores = f"strict {self.result.strict:g}, official {self.result.official:.3g}"
+            lines.append(f"{scores}, {passed} of {len(self.result.checks)} checks pass")
+            failed = [name for name, score in self.result.checks.items() if not score >= 1]
+            lines += ["failed: " + ", ".join(name[:80] for name in failed[:8])] * bool(failed)
+        lines += [self.error[-400:]] * bool(self.error)
+        lines += self.dropped[:4]
+        rows = itertools.islice(self.step_rows(), MOST_ROWS)
+        table = Table.of(rows, ("step", "source", "text", "calls", "arguments", "observations"))
+        return Preview(f"{self.key}: {self.outcome}", lines, table, len(self.steps))

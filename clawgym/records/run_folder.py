@@ -37,6 +37,7 @@ from clawgym.records.manifest import RunManifest, differences, make_manifest, no
 from clawgym.visible import visible_lines
 
 __all__ = [
+    "LARGEST_RESULTS",
     "MAX_WORKSPACE",
     "RunManifest",
     "RunFolder",
@@ -56,8 +57,8 @@ TRANSCRIPT, WORKSPACE, PROGRAM = "transcript.json", "workspace.tar.gz", "agent.t
 work."""
 MAX_WORKSPACE = 64 * 2**20
 """Largest compressed workspace that is stored, in bytes."""
-_MAX_ROWS = 2**30
-"""Most bytes of ``results.jsonl``."""
+LARGEST_RESULTS = 2**30
+"""Most bytes of ``results.jsonl`` that are read."""
 _TEMPORARY = ".tmp"
 
 
@@ -134,7 +135,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     Raises :class:`RunFolderError` for a damaged line, and for a file that cannot be read.
     """
     try:
-        data = read_below(path, RESULTS, _MAX_ROWS)
+        data = read_below(path, RESULTS, LARGEST_RESULTS)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -144,7 +145,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict) or not isinstance(row.get("key"), str):
             raise RunFolderError(f"{path}: line {number} is damaged: delete the line to run its episode again")
@@ -412,7 +413,7 @@ def _read_manifest(path: Path) -> RunManifest:
         raise RunFolderError(f"{path} has no {MANIFEST}: give a run folder") from None
     except OSError as error:
         raise _unreadable(path / MANIFEST, error) from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RunFolderError(f"{path / MANIFEST} is damaged ({error}): restore it or choose another --out") from error
 
 

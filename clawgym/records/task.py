@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from clawgym.errors import TaskError
 from clawgym.files import read_below
+from clawgym.frames import Preview, Table, Tabular
 from clawgym.records.dialogue import Dialogue
 
 __all__ = [
@@ -408,8 +409,15 @@ class Task:
         return copy
 
 
+_COLUMNS = (
+    *("id", "category", "level", "instruction", "grader", "mode", "executes_agent_code", "inputs", "tools", "image"),
+    *("agent_seconds", "max_steps", "unsupported"),
+)
+"""The columns of the table of a task set."""
+
+
 @dataclass(frozen=True)
-class TaskSet:
+class TaskSet(Tabular):
     """An ordered, named, versioned collection of tasks."""
 
     name: str
@@ -433,3 +441,30 @@ class TaskSet:
 
     def __len__(self) -> int:
         return len(self.tasks)
+
+    def _tables(self) -> Mapping[str, Callable[[], Table]]:
+        return {
+            "tasks": lambda: Table(_COLUMNS, map(_row, self.tasks)),
+            "problems": lambda: Table(("task", "problem"), self.problems.items()),
+        }
+
+    def _preview(self) -> Preview:
+        about = {"version": self.version, "license": self.license}
+        lines = [f"{what} {value}" for what, value in about.items() if value]
+        if unsupported := sum(task.unsupported is not None for task in self.tasks):
+            lines.append(f"{unsupported} tasks cannot run here")
+        if self.problems:
+            where, why = next(iter(self.problems.items()))
+            lines.append(f"{len(self.problems)} tasks could not be read, such as {where[:100]}: {why}")
+        table = Table(_COLUMNS[:6], (_row(task)[:6] for task in self.tasks))
+        return Preview(f"{self.name}: {len(self):,} tasks", lines, table, len(self))
+
+
+def _row(task: Task) -> tuple[Any, ...]:
+    level = task.metadata.get("level") or task.metadata.get("difficulty")
+    verifier = task.verifier
+    return (
+        *(task.id, task.metadata.get("category"), level, task.instruction, verifier.grader or verifier.protocol),
+        *(str(verifier.mode), verifier.executes_agent_code, len(task.inputs), len(task.tools), task.image),
+        *(task.limits.agent_seconds, task.limits.max_steps, task.unsupported),
+    )

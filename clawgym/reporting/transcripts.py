@@ -22,6 +22,7 @@ from clawgym.files import read_below
 from clawgym.records import Image, Step, Usage
 from clawgym.records.atif import steps_from_atif
 from clawgym.records.run_folder import TRANSCRIPT, safe_name
+from clawgym.visible import cut
 
 __all__ = [
     "LARGEST_TRANSCRIPT",
@@ -123,15 +124,6 @@ def _has_ids(metrics: Any) -> bool:
     return isinstance(metrics, Mapping) and isinstance(metrics.get("completion_token_ids"), list)
 
 
-def cut(text: str, most: int) -> tuple[str, int]:
-    """Both ends of a text longer than ``most`` characters with a mark between them, and how many are left out."""
-    if len(text) <= most:
-        return text, 0
-    half = most // 2
-    left_out = len(text) - 2 * half
-    return f"{text[:half]}\n[... {left_out:,} characters left out ...]\n{text[len(text) - half :]}", left_out
-
-
 def usage_answer(usage: Usage | None) -> dict[str, Any] | None:
     """``Usage`` of the answers."""
     if usage is None:
@@ -191,7 +183,7 @@ def _step_answer(
             {
                 "id": call.id[:80],
                 "name": call.name[:80],
-                "arguments": short(_arguments(call.arguments)),
+                "arguments": short(call.arguments_text),
                 "changes": files.changes(call.arguments),
             }
             for call in step.tool_calls[:_CALLS]
@@ -218,13 +210,6 @@ def _step_answer(
 def _picture(n: int, image: Image | None, address: Address) -> dict[str, Any] | None:
     src = None if image is None else address(image)
     return None if src is None else {"src": src, "step": n}
-
-
-def _arguments(arguments: Mapping[str, Any]) -> str:
-    """A single string argument unchanged, anything else as JSON."""
-    if len(arguments) == 1 and isinstance(only := next(iter(arguments.values())), str):
-        return only
-    return json.dumps(dict(arguments), ensure_ascii=False, indent=1)
 
 
 def _text_under(arguments: Mapping[str, Any], names: Sequence[str]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -18,8 +19,10 @@ from typer.testing import CliRunner
 pytest.importorskip("huggingface_hub")
 
 from clawgym.cli import app
+from clawgym.errors import SandboxUnavailable
 from clawgym.evaluation.integrity import discrepancies
-from clawgym.hub import HubError, plan_results, plan_tasks, plan_traces
+from clawgym.hub import HubError, plan_board, plan_results, plan_tasks, plan_traces
+from clawgym.leaderboards.boards import LeaderboardError
 from clawgym.pool import Pool
 from clawgym.records import TaskSet
 from clawgym.records.run_folder import RunFolder, checksum_of
@@ -300,6 +303,129 @@ def test_revision_is_pulled(hub: Hub, model_folder: Path, tmp_path: Path) -> Non
     assert "is not this download" in str(done.exception)
     done = clawgym("pull", "checkpoint", f"{USER}/my-run@{'1' * 40}", "--out", tmp_path / "d")
     assert "with this revision" in str(done.exception)
+
+
+# -- boards
+
+
+BOARD = Path(__file__).parents[2] / "examples" / "leaderboard"
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Path:
+    return shutil.copytree(BOARD, tmp_path / "my-board")
+
+
+def test_pushed_board_is_shown_checked_and_built(hub: Hub, board: Path, tmp_path: Path) -> None:
+    (board / ".git").mkdir()
+    (board / ".git" / "config").write_text("mine")
+    assert "commit" in good("push", "board", board)
+    repo = hub.repos[f"datasets/{USER}/my-board"]
+    assert repo.private
+    assert "nothing has changed" in good("push", "board", board)
+    assert {"board.json", "tasks.jsonl", "README.md", "checks/oracle.json"} <= set(repo.files)
+    assert not {name for name in repo.files if name.startswith(".")}
+    card = repo.files["README.md"].decode()
+    assert re.search(r"\| 1 \| oracle \| oracle \| - \| 100\.0 .*\| checked \|", card)
+    assert "tiny-trained" in good("leaderboard", "show", f"hf://{USER}/my-board")
+    good("leaderboard", "build", f"hf://{USER}/my-board", "--out", tmp_path / "site")
+    assert (tmp_path / "site" / "entries" / "oracle.html").is_file()
+    for more in ("--record", "--since=main"):
+        done = clawgym("leaderboard", "check", f"hf://{USER}/my-board", more)
+        assert "need the folder of a board" in str(done.exception)
+
+
+def test_pushed_board_is_checked(hub: Hub, board: Path) -> None:
+    for name in ("noop", "sloppy", "tiny-trained", "tiny-untrained"):
+        shutil.rmtree(board / "entries" / name)
+    good("push", "board", board)
+    done = clawgym("leaderboard", "check", f"hf://{USER}/my-board")
+    if isinstance(done.exception, SandboxUnavailable):
+        pytest.skip(str(done.exception))
+    assert "oracle: accepted" in done.output, done.exception
+
+
+def test_changed_board_is_pushed_again(hub: Hub, board: Path) -> None:
+    good("push", "board", board)
+    repo = hub.repos[f"datasets/{USER}/my-board"]
+    repo.put("theirs.md", b"kept")
+    shutil.rmtree(board / "entries" / "noop")
+    (board / "checks" / "noop.json").unlink()
+    record = board / "checks" / "sloppy.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"accepted": False}))
+    sent = len(hub.uploads)
+    assert "commit" in good("push", "board", board)
+    assert len(hub.uploads) == sent  # large files are there already
+    assert not {name for name in repo.files if "noop" in name}
+    assert repo.files["theirs.md"] == b"kept"
+    card = repo.files["README.md"].decode()
+    assert "Refused by their check, and not ranked: sloppy." in card
+    assert "| sloppy |" not in card
+
+
+def test_board_is_shown_by_a_dry_run_without_network(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a dry run went to the network"))
+    out = good("push", "board", board, "--dry-run")
+    assert "entries/oracle/results.jsonl" in out
+    assert "## Ranking" in out
+
+
+@pytest.mark.parametrize("where", ["board.json", "results.jsonl", "transcript", "workspace", "tasks.jsonl"])
+def test_secrets_in_a_board_are_not_uploaded(board: Path, where: str) -> None:
+    entry = board / "entries" / "oracle"
+    if where == "workspace":
+        next(entry.rglob("workspace.tar.gz")).write_bytes(packed({".env": f"TOKEN={SECRET}\n".encode()}))
+    else:
+        path = {
+            "board.json": board / "board.json",
+            "results.jsonl": entry / "results.jsonl",
+            "transcript": next(entry.rglob("transcript.json")),
+            "tasks.jsonl": board / "tasks.jsonl",
+        }[where]
+        key = {"board.json": '"about": "', "results.jsonl": '"final_message":"', "tasks.jsonl": '"prompt": "'}
+        text, mark = path.read_text(), key.get(where, '"message": "')
+        assert mark in text
+        path.write_text(text.replace(mark, f"{mark}{SECRET} ", 1))
+    with pytest.raises(HubError, match="nothing was uploaded") as caught:
+        plan_board(board)
+    assert SECRET not in str(caught.value)
+
+
+def test_damaged_boards_are_not_pushed(board: Path, tmp_path: Path) -> None:
+    entry = board / "entries" / "oracle"
+    (tmp_path / "outside").write_text("mine")
+    (entry / "results.jsonl").rename(tmp_path / "results.jsonl")
+    (entry / "results.jsonl").symlink_to(tmp_path / "results.jsonl")
+    with pytest.raises(LeaderboardError, match="is a link"):
+        plan_board(board)
+    (entry / "results.jsonl").unlink()
+    (entry / "results.jsonl").write_text("damaged\n")
+    with pytest.raises(HubError, match="repair the entry or remove it"):
+        plan_board(board)
+    shutil.rmtree(entry)
+    (board / "more.jsonl").symlink_to(tmp_path / "outside")
+    with pytest.raises(LeaderboardError, match="put the file itself there"):
+        plan_board(board)
+    (board / "more.jsonl").unlink()
+    (board / "tasks").mkdir()
+    rules = json.loads((board / "board.json").read_text())
+    (board / "board.json").write_text(json.dumps(rules | {"task_set": "tasks"}))
+    with pytest.raises(HubError, match="are one file"):
+        plan_board(board)
+
+
+def test_card_of_a_board_shows_hostile_names_as_text(board: Path) -> None:
+    hostile = "<script>alert(1)</script> | [x](javascript:1)\n# title /home/me/models/mine"
+    rules = json.loads((board / "board.json").read_text())
+    (board / "board.json").write_text(json.dumps(rules | {"about": hostile, "name": hostile[:90]}))
+    path = board / "entries" / "oracle" / "receipt.json"
+    manifest = json.loads(path.read_text())
+    manifest["agent"]["name"] = hostile
+    path.write_text(json.dumps(manifest))
+    plan = plan_board(board)
+    for bad in ("<script", "[x](javascript", "\n# title", "/home/me"):
+        assert bad not in plan.card
+    assert plan.notes == (f"not checked: oracle: run `clawgym leaderboard check {board} --record`",)
 
 
 def test_board_on_the_hub_is_shown_and_built(hub: Hub, tmp_path: Path) -> None:

@@ -20,10 +20,12 @@ from clawgym.records.manifest import RunManifest
 from clawgym.records.run_folder import MANIFEST
 from clawgym.trainers.common.data_use import data_uses
 
-__all__ = ["training_answer", "training_figures"]
+__all__ = ["training_answer", "training_figures", "training_tables"]
 
 _LARGEST = 256 * 2**20
 """Most bytes of a file that is read."""
+_VALUES = 20_000_000
+"""Most values of a table of metrics."""
 _STEPS, _SPANS = 2_000, 4_000
 """Most steps of the curves, and most spans of the timeline, that are shown."""
 _CURVES: Sequence[tuple[str, Sequence[str]]] = (
@@ -98,6 +100,19 @@ def training_answer(folder: Path) -> dict[str, Any]:
         "checkpoints": _checkpoints(folder),
         "notes": notes,
     }
+
+
+def training_tables(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+    """The metrics of all steps, the evaluations, and notes on what is left out of them.
+
+    A metric that is no number is left out. Raises :class:`~clawgym.errors.RunFolderError` if the metrics have more
+    values than a table can have."""
+    notes: list[str] = []
+    rows = [row for row in _lines(folder, "metrics.jsonl", notes) if _is_number(row.get("step"))]
+    kept = list({row["step"]: {k: v for k, v in row.items() if _is_number(v)} for row in rows}.values())
+    if len(kept) * len({name for row in kept for name in row}) > _VALUES:
+        raise RunFolderError(f"{folder / 'metrics.jsonl'} has more than {_VALUES:,} values: read the file in parts")
+    return kept, _scores(folder, notes), notes
 
 
 def _manifest(folder: Path) -> RunManifest:
