@@ -44,6 +44,7 @@ class Runtime:
         self.users: weakref.WeakSet[Closable] = weakref.WeakSet()
         """Environments that are not closed: shut down before the backends when the process ends."""
         self._reviving = threading.Lock()
+        self._counting = threading.RLock()  # collecting garbage in between may close an environment
         self._thread = self._new_thread()
 
     def _new_thread(self) -> threading.Thread:
@@ -106,29 +107,29 @@ class Runtime:
 
     def acquire(self, name: str) -> Backend:
         """Return the shared backend ``name``, probed. Call :meth:`release` when done."""
-        held = self._backends.get(name)
-        if held is None:
 
-            async def make() -> Backend:
-                made = make_backend(name)
-                try:
-                    await made.probe()
-                except BaseException:
-                    await made.aclose()
-                    raise
-                return made
+        async def make() -> Backend:
+            made = make_backend(name)
+            try:
+                await made.probe()
+            except BaseException:
+                await made.aclose()
+                raise
+            return made
 
-            held = (self.run(make()), 0)
-        self._backends[name] = (held[0], held[1] + 1)
-        return held[0]
+        with self._counting:
+            backend, users = self._backends.get(name) or (self.run(make()), 0)
+            self._backends[name] = (backend, users + 1)
+        return backend
 
     def release(self, name: str) -> None:
         """Release a backend of :meth:`acquire`. The last release closes it."""
-        backend, users = self._backends.pop(name)
-        if users > 1:
-            self._backends[name] = (backend, users - 1)
-        else:
-            self.run(backend.aclose())
+        with self._counting:
+            backend, users = self._backends.pop(name)
+            if users > 1:
+                self._backends[name] = (backend, users - 1)
+            else:
+                self.run(backend.aclose())
 
     def stop(self) -> None:
         """Shut down all environments, close all backends and end the thread."""

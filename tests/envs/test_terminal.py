@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clawgym  # registers the ids
+from clawgym.envs import _runtime
 from clawgym.envs._vector import TaskVectorEnv
 from clawgym.envs.checker import check_vector_env
 from clawgym.envs.spaces import AnyText
@@ -197,6 +200,27 @@ def test_task_ids_are_assigned_round_robin() -> None:
     _, info = batch.reset(options={"task_ids": ids})
     assert info["task_id"].tolist() == [ids[0], ids[1], ids[0]]
     batch.close()
+
+
+def test_envs_made_in_threads_share_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    closed: list[object] = []
+
+    class SlowBackend:
+        async def probe(self) -> None:
+            made.append(self)
+            await asyncio.sleep(0.05)
+
+        async def aclose(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(_runtime, "make_backend", lambda name: SlowBackend())
+    with ThreadPoolExecutor(4) as threads:
+        shared = _runtime.runtime()
+        assert len(set(threads.map(lambda _: shared.acquire("slow"), range(4)))) == 1
+        list(threads.map(lambda _: shared.release("slow"), range(4)))
+    assert closed == made
+    assert len(made) == 1
 
 
 def test_isolation_is_in_metadata(batch: TaskVectorEnv) -> None:
