@@ -102,6 +102,7 @@ _ROUTES = (
             *("opentelemetry-semantic-conventions==0.66b2", "mlflow==3.17.2", "wandb==0.31.0"),
         ),
     ),
+    Route("kubernetes", "Kubernetes", ("kubernetes==37.0.2",)),
     Route("nemo_gym", "NeMo Gym", ("nemo-gym==0.4.0",), python="3.13"),
 )
 ROUTES: Mapping[str, Route] = {route.name: route for route in _ROUTES}
