@@ -137,7 +137,7 @@ def belongs_to_check(item: pytest.Item) -> bool:
     name = item.nodeid.removeprefix("tests/")
     fixtures = CHECK_FIXTURES.intersection(getattr(item, "fixturenames", ()))
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()  # type: ignore[attr-defined]
-    other = any(getattr(value, "name", value) in ("chroot", "docker", "ray") for value in values)
+    other = any(getattr(value, "name", value) in ("chroot", "docker", "kubernetes", "ray") for value in values)
     return name.startswith(CHECK) or bool(fixtures) or other
 
 

@@ -6,6 +6,7 @@
 - :mod:`clawgym.interop.openenv`: OpenEnv's clients step our environments, and ``gym.make`` steps its environments.
 - :mod:`clawgym.interop.inspect`: our sandboxes and tasks in Inspect AI, its tasks in our evaluation, our runs as its
   logs.
+- :mod:`clawgym.interop.nemo_gym`: our tasks and sandboxes as a resources server of NeMo Gym.
 - :mod:`clawgym.interop.otel`: OpenTelemetry shows the episodes of a run as traces.
 - :mod:`clawgym.interop.trl`: ``GRPOTrainer`` trains on episodes of our environments.
 - :mod:`clawgym.interop.verifiers`: our task sets and sandboxes in verifiers, its tasks in our evaluation.

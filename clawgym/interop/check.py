@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,8 @@ class Route:
     """The extras of ClawGym that its tests need."""
     first: tuple[str, ...] = ()
     """Requirements that are installed before all others."""
+    python: str = ""
+    """The version of Python that its package needs, such as ``3.13``; by default that of this process."""
 
     @property
     def package(self) -> str:
@@ -99,6 +102,8 @@ _ROUTES = (
             *("opentelemetry-semantic-conventions==0.66b2", "mlflow==3.17.2", "wandb==0.31.0"),
         ),
     ),
+    Route("kubernetes", "Kubernetes", ("kubernetes==37.0.2",)),
+    Route("nemo_gym", "NeMo Gym", ("nemo-gym==0.4.0",), python="3.13"),
 )
 ROUTES: Mapping[str, Route] = {route.name: route for route in _ROUTES}
 """Name -> route."""
@@ -183,19 +188,31 @@ def _environment(route: Route, say: Callable[[str], None]) -> Path:
     """The Python of the environment of ``route``, which is made if it is not complete."""
     extras = f"[{','.join(route.extras)}]" if route.extras else ""
     wanted = [f"-e{_ROOT}{extras}", *_PYTEST, *route.pins]
-    told = json.dumps([wanted, route.first, platform.python_version()])
+    told = json.dumps([wanted, route.first, route.python or platform.python_version()])
     folder = cache_folder("interop") / f"{route.name}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
     python, mark = folder / "bin/python", folder / ".complete"
     with only_one(folder, lambda what, done, total: say(what)):
         if not mark.exists():
             say(f"{route.title}: installing {', '.join(route.pins)} in {folder}")
-            _run([sys.executable, "-m", "venv", str(folder)])
+            _run([_interpreter(route), "-m", "venv", str(folder)])
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
             for packages in filter(None, (list(route.first), wanted)):
                 _run([*pip, *packages])
             _run([str(python), "-m", "pip", "check"])
             mark.touch()
     return python
+
+
+def _interpreter(route: Route) -> str:
+    """The Python that makes the environment of ``route``."""
+    if not route.python or platform.python_version().startswith(f"{route.python}."):
+        return sys.executable
+    found = shutil.which(f"python{route.python}")
+    if found is None:
+        raise ClawGymError(
+            f"{route.title} needs Python {route.python}: install it, so that python{route.python} starts"
+        )
+    return found
 
 
 def _run(command: Sequence[str]) -> None:

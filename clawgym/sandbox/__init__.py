@@ -62,5 +62,5 @@ def backend(name: str = "auto") -> Backend:
 
 
 def local_names() -> tuple[str, ...]:
-    """Names of the backends that make sandboxes on this machine: all but ``ray``."""
-    return tuple(name for name in sandboxes.names() if name != "ray")
+    """Names of the backends that make sandboxes on this machine: all but ``kubernetes`` and ``ray``."""
+    return tuple(name for name in sandboxes.names() if name not in ("kubernetes", "ray"))

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -25,6 +26,9 @@ import pytest_asyncio
 from clawgym.sandbox import Backend, Sandbox, SandboxSpec
 
 from ..conftest import usable
+
+if TYPE_CHECKING:
+    from .cluster import FakeCluster
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,10 @@ class Traits:
     """A sandbox may change its own ``/usr`` (otherwise it is read-only)."""
     joins_network: bool = True
     """``SandboxSpec.join_network_of`` works here."""
+    survives_kills: bool = True
+    """Its stream survives a program that kills all processes it may kill."""
+    pristine_mount: bool = True
+    """``SandboxSpec.pristine_tools`` adds ``/.pristine``; otherwise the image cannot be changed."""
     lacks: frozenset[str] = frozenset()
     """Features of :class:`~clawgym.sandbox.Isolation` that it is known, and says, not to have."""
 
@@ -58,7 +66,20 @@ BACKENDS = [
     ),
     pytest.param(Traits("docker", root_inside=False, private_usr=False), id="docker", marks=pytest.mark.docker),
     pytest.param(Traits("ray", private_usr=os.geteuid() == 0, joins_network=os.geteuid() == 0), id="ray"),
+    pytest.param(
+        Traits(
+            "kubernetes",
+            private_usr=os.geteuid() == 0,
+            joins_network=False,
+            survives_kills=False,
+            pristine_mount=False,
+            lacks=frozenset({"pids_limit"}),
+        ),
+        id="kubernetes",
+    ),
 ]
+_NOT_IN_PODS = ("listen", "connect", "mounts")
+"""The conformance tests of what pods refuse."""
 _ON_RAY = ("files", "listen", "connect")
 """The conformance tests that always run on a cluster."""
 
@@ -72,6 +93,10 @@ def traits(request: pytest.FixtureRequest) -> Traits:
         if request.module.__name__.rpartition("_")[2] not in _ON_RAY and not os.environ.get("CLAWGYM_WHOLE"):
             pytest.skip("with CLAWGYM_WHOLE=1: what it tests is the node's own backend's, behind the same calls")
         request.getfixturevalue("ray_cluster")
+    if request.param.name == "kubernetes":
+        request.getfixturevalue("kubernetes_cluster")
+        if request.module.__name__.rpartition("_")[2] in _NOT_IN_PODS:
+            pytest.skip("pods do not have it: clawgym interop check kubernetes tests that it is refused")
     return request.param
 
 
@@ -180,3 +205,21 @@ def docker_engine() -> Iterator[str]:
         patch.setenv("DOCKER_HOST", host)
         yield host
     _end(process, folder)
+
+
+# -- a Kubernetes cluster
+
+
+@pytest.fixture(scope="session")
+def kubernetes_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeCluster]:
+    """A server that answers as a cluster does, and whose pods are sandboxes of the namespace backend."""
+    pytest.importorskip("kubernetes.aio", reason="needs the Kubernetes client: clawgym interop check kubernetes")
+    from .cluster import FakeCluster
+
+    cluster = FakeCluster()
+    cluster.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path_factory.mktemp("cluster") / "config")))
+        patch.setenv("CLAWGYM_KUBERNETES_IMAGE", "python:3.12")
+        yield cluster
+    cluster.stop()

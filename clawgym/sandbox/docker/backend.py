@@ -251,7 +251,7 @@ class DockerBackend(Probed):
     async def aclose(self) -> None:
         await asyncio.gather(*(sandbox.close() for sandbox in list(self.sandboxes.values())))
         await self.supervised.stop()
-        if (engine := getattr(self, "engine", None)) is not None:  # set once started
+        if isinstance(engine := getattr(self, "engine", None), DockerEngine):  # set once started
             engine.api.close()
         self._threads.shutdown(wait=False)
         with contextlib.suppress(OSError):  # a later start removes what stays

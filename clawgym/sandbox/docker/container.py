@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 from clawgym.errors import InfraError, SandboxDied, SandboxError, TreeTooLarge
 from clawgym.offload import offloaded
 from clawgym.sandbox import extract
-from clawgym.sandbox.docker.engine import DockerEngine, DockerImage, Frames
+from clawgym.sandbox.docker.engine import DockerImage, Frames
 from clawgym.sandbox.inside.tars import Tarred
 from clawgym.sandbox.inside.trees import FOLDER, Room, walk
 from clawgym.sandbox.link import GuestLink, as_text
@@ -125,7 +125,9 @@ class Started:
 class _Owner(Protocol):
     """What a container needs of its backend."""
 
-    engine: DockerEngine
+    engine: Any
+    """Runs programs in containers and removes them: :class:`~clawgym.sandbox.docker.engine.DockerEngine`, or a
+    cluster."""
     folder: Path
 
     @property

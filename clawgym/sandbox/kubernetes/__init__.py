@@ -1,0 +1,1 @@
+"""The ``kubernetes`` backend: pods."""
