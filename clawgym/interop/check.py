@@ -51,6 +51,10 @@ class Route:
     """Requirements that are installed before all others."""
     python: str = ""
     """The version of Python that its package needs, such as ``3.13``; by default that of this process."""
+    clash: bool = False
+    """Whether pip finds that the requirements clash, and they work nevertheless."""
+    apart: Route | None = None
+    """An environment for the other side, where one cannot hold both. Tests get its Python in ``CLAWGYM_APART``."""
 
     @property
     def package(self) -> str:
@@ -63,7 +67,12 @@ class Route:
 
 _ROUTES = (
     # fastmcp of openenv needs mcp 1; the extra "tools" needs mcp 2.
-    Route("openenv", "OpenEnv", ("openenv==0.10.0", "fastmcp==3.4.11", "mcp==1.30.0")),
+    Route(
+        "openenv",
+        "OpenEnv",
+        ("openenv==0.10.0", "fastmcp==3.4.11", "mcp==1.30.0"),
+        apart=Route("openenv-tools", "OpenEnv", ("mcp==2.3.0",), ("tools",), first=("openenv==0.10.0",), clash=True),
+    ),
     Route(
         "trl",
         "TRL",
@@ -71,11 +80,11 @@ _ROUTES = (
         extras=("local",),
         first=("torch==2.13.0",),
     ),
-    Route("inspect", "Inspect AI", ("inspect-ai==0.3.285",), extras=("gateway",)),
+    Route("inspect", "Inspect AI", ("inspect-ai==0.3.285", "inspect-evals==0.26.0"), extras=("gateway",)),
     Route(
         "verifiers",
         "verifiers",
-        ("verifiers==0.4.0", "torch==2.13.0", "safetensors>=0.5"),
+        ("verifiers==0.4.0", "torch==2.13.0", "safetensors>=0.5", "datasets==5.2.0"),
         extras=("gateway",),
         first=("torch==2.13.0",),
     ),
@@ -99,8 +108,21 @@ _ROUTES = (
         "Observability",
         (
             *("opentelemetry-sdk==1.45.2", "opentelemetry-exporter-otlp-proto-http==1.45.2"),
-            *("opentelemetry-semantic-conventions==0.66b2", "mlflow==3.17.2", "wandb==0.31.0"),
+            *("opentelemetry-semantic-conventions==0.66b2", "mlflow==3.17.2", "wandb==0.31.0", "trackio==0.43.0"),
+            *("tensorboard==2.21.0", "torch==2.13.0"),
         ),
+        extras=("train",),
+        first=("torch==2.13.0",),
+    ),
+    Route(
+        "gymnasium",
+        "Gymnasium",
+        (
+            *("gymnasium==1.4.0", "stable-baselines3==2.9.2", "pettingzoo==1.27.0", "gem-llm==0.1.0"),
+            "torch==2.13.0",
+        ),
+        extras=("tools", "gui"),
+        first=("torch==2.13.0",),
     ),
     Route("kubernetes", "Kubernetes", ("kubernetes==37.0.2",)),
     Route("nemo_gym", "NeMo Gym", ("nemo-gym==0.4.0",), python="3.13"),
@@ -148,13 +170,14 @@ def check_route(route: Route, say: Callable[[str], None]) -> tuple[RouteResult, 
     if not (_ROOT / _TESTS).is_dir():
         raise ClawGymError("the tests of the adapters are in the repository: clone it, and run this command there")
     python = _environment(route, say)
+    outside = _outside() | ({"CLAWGYM_APART": str(_environment(route.apart, say))} if route.apart else {})
     say(f"{route.title}: running its tests")
     with tempfile.TemporaryDirectory(prefix="clawgym-") as folder:
         report = Path(folder, "report.xml")
         test = f"{_TESTS}/test_{route.name}.py"
         options = ["-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}"]
         command = [str(python), "-P", "-m", "pytest", *options, test]
-        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, env=_outside(), check=False)
+        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, env=outside, check=False)
         output = done.stdout + done.stderr
         if not report.is_file():
             raise ClawGymError(f"the tests of {route.name} did not run: {output[-2000:].strip()}; correct this first")
@@ -198,7 +221,8 @@ def _environment(route: Route, say: Callable[[str], None]) -> Path:
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
             for packages in filter(None, (list(route.first), wanted)):
                 _run([*pip, *packages])
-            _run([str(python), "-m", "pip", "check"])
+            if not route.clash:
+                _run([str(python), "-m", "pip", "check"])
             mark.touch()
     return python
 

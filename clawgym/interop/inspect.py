@@ -79,6 +79,10 @@ class ClawGymSandboxConfig(BaseModel, frozen=True):
     task_id: str = ""
 
 
+_PYTHON = 'exec "$(command -v python || echo python3)" "$@"'
+"""Scorers of others call ``python``, which this machine's ``/usr`` may only have as ``python3``."""
+
+
 @util.sandboxenv(name="clawgym")
 class ClawGymSandbox(util.SandboxEnvironment):  # type: ignore[misc]
     """A sandbox of this library. Its only user is root."""
@@ -137,7 +141,7 @@ class ClawGymSandbox(util.SandboxEnvironment):  # type: ignore[misc]
         limit = util.SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         try:
             done = await self._sandbox.exec(
-                cmd,
+                ["sh", "-c", _PYTHON, *cmd] if cmd[:1] == ["python"] else cmd,
                 cwd=self._path(cwd or ""),
                 env=env,
                 stdin=input.encode() if isinstance(input, str) else input or b"",

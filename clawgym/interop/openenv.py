@@ -11,13 +11,16 @@ loopback alone and answers only those who have its secret. Observations and rewa
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import importlib
 import json
 import socket
+import sys
 import threading
+import types
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -44,9 +47,38 @@ Application = Callable[[dict[str, Any], Callable[..., Any], Callable[..., Any]],
 
 def _openenv(module: str) -> Any:
     try:
-        return importlib.import_module(f"openenv.core.{module}")
+        with _without_fastmcp():
+            return importlib.import_module(f"openenv.core.{module}")
     except ImportError as error:
         raise MissingDependency(f"OpenEnv is needed ({error}): pip install openenv") from error
+
+
+@contextlib.contextmanager
+def _without_fastmcp() -> Iterator[None]:
+    """Let OpenEnv be imported where fastmcp does not work, which needs mcp 1, while our tools need mcp 2.
+
+    Its server imports three classes of them, for environments that are MCP servers. Ours are none.
+    """
+    try:
+        importlib.import_module("fastmcp.client.client")
+        importlib.import_module("mcp.types")
+    except ImportError:
+        empty = {"fastmcp": "Client", "fastmcp.client": "", "fastmcp.client.client": "CallToolResult"}
+        before = {name: sys.modules.get(name) for name in (*empty, "mcp.types")}
+        for name, used in {**empty, "mcp.types": "TextContent"}.items():
+            sys.modules[name] = types.ModuleType(name)
+            if used:
+                setattr(sys.modules[name], used, object)
+        try:
+            yield
+        finally:
+            for name, module in before.items():
+                if module is None:
+                    del sys.modules[name]
+                else:
+                    sys.modules[name] = module
+    else:
+        yield
 
 
 # -- our environments, served

@@ -90,10 +90,12 @@ def trace_run(
 def _episode(tracer: Any, run: RunFolder, row: Mapping[str, Any]) -> None:
     from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
+    engine = run.manifest.engine
     seconds = {phase: float((row.get("seconds") or {}).get(phase, 0.0)) for phase in _PHASES}
     end = _nanoseconds(row.get("finished")) or 0
     begin = end - round(sum(seconds.values()) * 1e9)
-    model = str(run.manifest.engine.get("model") or run.manifest.agent.get("model") or "")[:_NAME]
+    model = str(engine.get("model") or run.manifest.agent.get("model") or "")[:_NAME]
+    provider = {"gen_ai.provider.name": str(engine["name"])[:_NAME]} if engine.get("name") else {}
     about = {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": str(row.get("agent"))[:_NAME],
@@ -105,6 +107,7 @@ def _episode(tracer: Any, run: RunFolder, row: Mapping[str, Any]) -> None:
         "clawgym.outcome": str(row["outcome"]),
         **({"clawgym.cause": str(row["cause"])[:_NAME]} if row.get("cause") else {}),
         **({"gen_ai.request.model": model} if model else {}),
+        **provider,
     }
     root = tracer.start_span(f"invoke_agent {about['gen_ai.agent.name']}", start_time=begin, attributes=about)
     inside = set_span_in_context(root)
@@ -115,7 +118,7 @@ def _episode(tracer: Any, run: RunFolder, row: Mapping[str, Any]) -> None:
     for phase, spent in seconds.items():
         until = now + round(spent * 1e9)
         if phase == "agent":
-            _steps(tracer, run, row, inside, model, now, until)
+            _steps(tracer, run, row, inside, model, provider, now, until)
         elif spent:
             span = tracer.start_span(_SPANS[phase], context=inside, start_time=now)
             if phase == "verify" and row.get("result"):
@@ -131,9 +134,20 @@ def _episode(tracer: Any, run: RunFolder, row: Mapping[str, Any]) -> None:
     root.end(end)
 
 
-def _steps(tracer: Any, run: RunFolder, row: Mapping[str, Any], inside: Any, model: str, begin: int, end: int) -> None:
+def _steps(
+    tracer: Any,
+    run: RunFolder,
+    row: Mapping[str, Any],
+    inside: Any,
+    model: str,
+    provider: Mapping[str, str],
+    begin: int,
+    end: int,
+) -> None:
     """A span for each model call and each tool call. The records have the time at which a step was complete, so a call
     begins where the step before ended, and tool calls have no length of their own."""
+    from opentelemetry.trace import SpanKind
+
     steps = stored_steps(run.path, row["task_id"], row["sample"])
     now = begin
     for step in itertools.islice((one for one in steps if one.get("source") == "agent"), _STEPS):
@@ -141,13 +155,14 @@ def _steps(tracer: Any, run: RunFolder, row: Mapping[str, Any], inside: Any, mod
         used = str(step.get("model_name") or model)[:_NAME]
         metrics = step.get("metrics") or {}
         if used or metrics:
-            call: dict[str, Any] = {"gen_ai.operation.name": "chat"}
+            call: dict[str, Any] = {"gen_ai.operation.name": "chat", **provider}
             call |= {"gen_ai.request.model": used} if used else {}
             for name, key in (("input", "prompt_tokens"), ("output", "completion_tokens")):
                 if isinstance(metrics.get(key), int):
                     call[f"gen_ai.usage.{name}_tokens"] = metrics[key]
             chat = f"chat {used}".strip()
-            tracer.start_span(chat, context=inside, start_time=now, attributes=call).end(until)
+            client = SpanKind.CLIENT
+            tracer.start_span(chat, context=inside, kind=client, start_time=now, attributes=call).end(until)
         for one in (step.get("tool_calls") or ())[:100]:
             named = str(one.get("function_name"))[:_NAME]
             tool = {

@@ -166,6 +166,39 @@ async def test_its_tasks_in_our_evaluation(
     record_property("held", "its tasks by our agents, scored by its scorers, with and without a sandbox")
 
 
+async def test_evals_of_inspect_evals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[..., None]
+) -> None:
+    """HumanEval and GSM8K as they are published, on rows of the same form in a local folder of the same name."""
+    pytest.importorskip("inspect_evals", reason="needs inspect-evals: clawgym interop check inspect")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # Inspect AI keeps data sets there
+    sums = [{"question": f"How much is {n} and {n}?", "answer": f"{n} + {n} = {n + n}\n#### {n + n}"} for n in (4, 21)]
+    prompt = 'def double(x: int) -> int:\n    """Return twice x."""\n'
+    body, check = "    return 2 * x\n", "def check(candidate):\n    assert candidate(21) == 42\n"
+    code = {"task_id": "HumanEval/0", "prompt": prompt, "canonical_solution": body, "test": check}
+    for name, rows in (
+        ("gsm8k/main/train", sums * 5),  # ten of them are examples in the prompt
+        ("gsm8k/main/test", sums),
+        ("openai_humaneval/test", [{**code, "entry_point": "double"}]),
+    ):
+        file = tmp_path / f"openai/{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+
+    questions = await asyncio.to_thread(clawgym.load, "inspect:inspect_evals.gsm8k.gsm8k")
+    rows = await results_of(questions, Says("It is twice 21.\n\nANSWER: 42"), tmp_path / "sums")
+    checks = {questions.by_id[id].instruction: row["result"]["checks"] for id, row in rows.items()}
+    assert checks == {sums[0]["question"]: {"match": 0.0}, sums[1]["question"]: {"match": 1.0}}
+
+    programs = await asyncio.to_thread(clawgym.load, "inspect:inspect_evals.humaneval.humaneval")
+    for said, right in ((body, 1.0), ("    return x\n", 0.0)):
+        answer = f"Here it is.\n```python\n{prompt}{said}```"
+        rows = await results_of(programs, Says(answer), tmp_path / f"programs-{right}")
+        assert rows["HumanEval/0"]["result"]["checks"] == {"verify": right}, rows
+    record_property("held", "`humaneval` and `gsm8k` of `inspect-evals` by our agents, on local data")
+
+
 async def test_our_run_as_its_log(tmp_path: Path, record_property: Callable[..., None]) -> None:
     tasks = clawgym.load(TASKS, limit=2)
     made = backend("auto")

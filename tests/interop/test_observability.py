@@ -1,14 +1,23 @@
 """Traces in a collector of OpenTelemetry on the loopback, and metrics in real trackers, offline.
 
-Needs the packages ``opentelemetry-sdk``, ``mlflow`` and ``wandb``.
+Needs the packages ``opentelemetry-sdk``, ``mlflow``, ``wandb``, ``tensorboard`` and ``trackio``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.server
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +28,12 @@ from clawgym.errors import RunFolderError
 from clawgym.interop.otel import trace_run
 from clawgym.sandbox import Backend
 
+from ..engines.fake_openai import USAGE, FakeOpenAI, call, fake_openai, reply
+from ..trainers.runs import Said, small
+
+__all__ = ["fake_openai"]
+
+pytestmark = pytest.mark.timeout(900)  # the first import of MLflow alone takes minutes on a slow machine
 Held = Callable[..., None]
 
 
@@ -91,6 +106,95 @@ async def test_a_collector_gets_the_episodes(
     record_property("held", f"a collector on the loopback gets 2 traces of {len(spans)} spans, with known names")
 
 
+async def test_model_calls_of_an_episode(
+    backend: Backend,
+    tmp_path: Path,
+    collector: tuple[str, list[Any]],
+    fake_openai: FakeOpenAI,
+    record_property: Held,
+) -> None:
+    address, got = collector
+    secret = "a text of the model that no collector gets"
+    fake_openai.script += [
+        reply(secret, tool_calls=[call("bash", {"command": "ls; echo a-secret-argument"}, "a")]),
+        reply(None, tool_calls=[call("submit", {}, "b")]),
+    ]
+    agent = clawgym.make_agent("tool-loop", model="m-1", base_url=fake_openai.base_url, api_key="k")
+    tasks, run = clawgym.load("terminal-basic:heldout", limit=1), tmp_path / "run"
+    await clawgym.evaluate(clawgym.EvalConfig(task_set=tasks, agent=agent, backend=backend, out=run))
+    await agent.aclose()
+    command = [str(Path(sys.executable).with_name("clawgym")), "runs", "trace", str(run), "--collector", address]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (request,) = got
+    assert secret.encode() not in request.SerializeToString()
+    assert b"a-secret-argument" not in request.SerializeToString()
+    spans = [span for group in request.resource_spans for scope in group.scope_spans for span in scope.spans]
+    (root,) = (span for span in spans if not span.parent_span_id)
+    inner = sorted((span for span in spans if span is not root), key=lambda span: span.start_time_unix_nano)
+    names = [span.name for span in inner if span.name.startswith(("chat", "execute_tool"))]
+    assert names == ["chat m-1", "execute_tool bash", "chat m-1", "execute_tool submit"]
+    for span in inner:
+        if span.name == "chat m-1":
+            about = {one.key: one.value for one in span.attributes}
+            assert about["gen_ai.operation.name"].string_value == "chat"
+            assert about["gen_ai.provider.name"].string_value == "openai"
+            assert about["gen_ai.request.model"].string_value == "m-1"
+            assert about["gen_ai.usage.input_tokens"].int_value == USAGE["prompt_tokens"]
+            assert about["gen_ai.usage.output_tokens"].int_value == USAGE["completion_tokens"]
+            assert span.kind == span.SPAN_KIND_CLIENT
+    whole = {one.key: one.value for one in root.attributes}
+    assert whole["gen_ai.usage.input_tokens"].int_value == 2 * USAGE["prompt_tokens"]
+    assert whole["clawgym.outcome"].string_value == "failed"
+    record_property("held", "`clawgym runs trace` sends model and tool calls with their tokens, and no texts")
+
+
+async def test_mlflow_takes_the_traces(backend: Backend, tmp_path: Path, record_property: Held) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs MLflow: clawgym interop check observability")
+    run = await run_of(backend, tmp_path / "run")
+    store = f"sqlite:///{tmp_path / 'traces.db'}"
+    client = mlflow.MlflowClient(store)
+    experiment = client.create_experiment("traces", (tmp_path / "artifacts").as_uri())
+    with mlflow_server(store, tmp_path) as url:
+        command = [str(Path(sys.executable).with_name("clawgym")), "runs", "trace", str(run), "--collector", url]
+        headers = {"OTEL_EXPORTER_OTLP_HEADERS": f"x-mlflow-experiment-id={experiment}"}
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, env={**os.environ, **headers}, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    traces = client.search_traces([experiment])
+    assert len(traces) == 2
+    for trace in traces:
+        (root,) = (span for span in trace.data.spans if span.parent_id is None)
+        assert root.name == "invoke_agent oracle"
+        assert root.attributes["clawgym.outcome"] == "solved"
+        assert {"grade", "sandbox setup", "sandbox teardown"} <= {span.name for span in trace.data.spans}
+    record_property("held", "the server of MLflow takes the traces by OTLP, and its client reads them back")
+
+
+@contextlib.contextmanager
+def mlflow_server(store: str, folder: Path) -> Iterator[str]:
+    """The address of a server of MLflow on the loopback, once it listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-P", "-m", "mlflow", "server", "--backend-store-uri", store, "--workers", "1"]
+    command += ["--host", "127.0.0.1", "--port", port]
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            said = ""
+            while "startup complete" not in said:
+                line = process.stdout.readline()
+                said += line
+                assert line, said
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+
+
 async def test_no_collector(backend: Backend, tmp_path: Path) -> None:
     export = pytest.importorskip("opentelemetry.sdk.trace.export")
 
@@ -105,38 +209,135 @@ async def test_no_collector(backend: Backend, tmp_path: Path) -> None:
         trace_run(run, exporter=Refuses())
 
 
-METRICS = [(step, {"actor/entropy": 0.5 / (step + 1), "rollout/avg_reward_submitted": step / 4}) for step in range(3)]
+NAMES = ("wandb", "mlflow", "tensorboard", "trackio")
+Curves = dict[str, list[tuple[int, float]]]
+"""Metric -> its steps and values."""
 
 
-def tracked(name: str, path: Path, **options: Any) -> None:
-    """Log the metrics with the tracker ``name``; the run is killed once and resumes."""
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Curves]]:
+    """A small training that was stopped and resumed, and what it told its trackers, of which one always fails."""
+    if not all(map(importlib.util.find_spec, (*NAMES, "torch"))):  # Trackio reads its folder when it is imported
+        pytest.skip("needs all trackers: clawgym interop check observability")
     from clawgym.registry import trackers
-    from clawgym.trainers.common.tracking import TrackedRun
-    from clawgym.trainers.config import TrainConfig
+    from clawgym.trainers.local.main import train
 
-    path.mkdir(exist_ok=True)
-    run = TrackedRun(path, "rl", TrainConfig())
-    for part in (METRICS[:2], METRICS[2:]):
-        one = trackers.make(name, run, **options)
-        for step, metrics in part:
-            one.log(step, metrics)
-        one.close()
+    told: Curves = {}
+
+    @trackers.register("told")
+    class Told:
+        def __init__(self, run: Any) -> None: ...
+
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            for name, value in metrics.items():
+                told.setdefault(name, []).append((step, value))
+
+        def close(self) -> None: ...
+
+    @trackers.register("broken")
+    class Broken(Told):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            raise OSError("the disk is full")
+
+        def close(self) -> None:
+            raise OSError("the disk is full")
+
+    @trackers.register("absent")
+    class Absent(Told):
+        def __init__(self, run: Any) -> None:
+            raise ConnectionError("nobody answers")
+
+    out = tmp_path_factory.mktemp("runs") / "tracked"
+    tracking = {"absent": None, "broken": None, "told": None, **dict.fromkeys(NAMES)}
+    tracking["wandb"] = {"mode": "offline"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACKIO_DIR", str(out / "trackio"))
+        for steps in (2, 3):
+            config = small(tracking=tracking, budget={"steps": steps})
+            asyncio.run(train(config, out, "rl", view=Said()))
+        yield out, told
 
 
-def test_mlflow(tmp_path: Path, record_property: Held) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="needs MLflow: clawgym interop check observability")
-    tracked("mlflow", tmp_path / "run")
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'run/mlflow.db'}")
+def wandb_curves(out: Path) -> Curves:
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    curves: Curves = {}
+    for file in sorted(out.glob("wandb/offline-run-*/*.wandb")):
+        store = DataStore()
+        store.open_for_scan(str(file))
+        while (data := store.scan_data()) is not None:
+            items = Record.FromString(data).history.item
+            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+            for name in row.keys() - {"step"}:
+                if not name.startswith("_"):
+                    curves.setdefault(name, []).append((row["step"], row[name]))
+    return curves
+
+
+def mlflow_curves(out: Path) -> Curves:
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{out / 'mlflow.db'}")
     (run,) = client.search_runs([client.get_experiment_by_name("clawgym").experiment_id])
     assert run.info.status == "FINISHED"
-    for name in METRICS[0][1]:
-        history = client.get_metric_history(run.info.run_id, name)
-        assert [(one.step, one.value) for one in history] == [(step, metrics[name]) for step, metrics in METRICS]
-    record_property("held", "MLflow keeps the metrics of a run that was resumed in one run, under the same names")
+    read = client.get_metric_history
+    return {name: [(one.step, one.value) for one in read(run.info.run_id, name)] for name in run.data.metrics}
 
 
-def test_wandb(tmp_path: Path, record_property: Held) -> None:
-    pytest.importorskip("wandb", reason="needs wandb: clawgym interop check observability")
-    tracked("wandb", tmp_path / "run", mode="offline")
-    assert len(list((tmp_path / "run/wandb").glob("offline-run-*/*.wandb"))) == 2
-    record_property("held", "wandb writes the metrics offline")
+def tensorboard_curves(out: Path) -> Curves:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(out / "tensorboard"))
+    board.Reload()
+    return {name: [(one.step, one.value) for one in board.Scalars(name)] for name in board.Tags()["scalars"]}
+
+
+def trackio_curves(out: Path) -> Curves:
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    (run,) = trackio.Api().runs("clawgym")
+    assert (out / "trackio").is_dir()
+    curves: Curves = {}
+    for row in SQLiteStorage.get_logs("clawgym", run.name, run_id=run.id):
+        for name in row.keys() - {"step", "timestamp"}:
+            curves.setdefault(name, []).append((row["step"], row[name]))
+    return curves
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tracker_has_all_metrics(name: str, trained: tuple[Path, Curves], record_property: Held) -> None:
+    out, told = trained
+    found = globals()[f"{name}_curves"](out)
+    assert found.keys() == told.keys()
+    for metric, curve in told.items():
+        steps, values = zip(*sorted(found[metric]), strict=True)
+        wanted_steps, wanted = zip(*sorted(curve), strict=True)
+        assert steps == wanted_steps, metric
+        assert values == pytest.approx(wanted, rel=1e-6), metric  # TensorBoard keeps float32
+    record_property("held", f"{name}: all {len(told)} metrics of a training that was resumed, by its own reader")
+
+
+def test_failing_trackers_stop_no_training(trained: tuple[Path, Curves], record_property: Held) -> None:
+    out, told = trained
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [step for step, _ in told["actor/entropy"]] == [1, 2, 3]
+    assert [row["actor/entropy"] for row in rows] == [value for _, value in told["actor/entropy"]]
+    record_property("held", "a tracker that does not start and one that fails at every step stop no training")
+
+
+def test_mlflow_server_that_does_not_answer_costs_seconds(tmp_path: Path, record_property: Held) -> None:
+    pytest.importorskip("mlflow", reason="needs MLflow: clawgym interop check observability")
+    from clawgym.trainers.common.tracking import TrackedRun, Trackers
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        begin = time.monotonic()
+        made = Trackers(TrackedRun(tmp_path, "rl", small(tracking={"mlflow": {"uri": url}})))
+        made.log(1, {"actor/entropy": 0.5})
+        made.close()
+        assert time.monotonic() - begin < 60
+    record_property("held", "an MLflow server that does not answer costs a training seconds")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,36 @@ async def test_same_observations_and_rewards(
     assert all(reward == 1 for reward in rewards) if solved else max(rewards) < 1
     what = "solved" if solved else "failed"
     record_property("held", f"{compared} observations, rewards and infos of 4 {what} episodes are those of `gym.make`")
+
+
+@pytest.fixture
+def tools() -> Iterator[list[str]]:
+    """`clawgym serve-env ClawGym/toolcall-v0`, from an environment with the extra ``tools``."""
+    apart = os.environ.get("CLAWGYM_APART")
+    if apart is None:
+        pytest.skip("needs an environment with openenv and the extra tools: clawgym interop check openenv")
+    command = [str(Path(apart).with_name("clawgym")), "serve-env", "ClawGym/toolcall-v0", "toolcall-basic:train"]
+    with running(command, 3, r"^(?:url|token|with both): +(\S+)$") as found:
+        yield found
+
+
+async def test_tools_from_another_environment(tools: list[str], record_property: Callable[..., None]) -> None:
+    """This environment has mcp 1, for fastmcp; the server's has mcp 2, for our tools."""
+    assert version("mcp").startswith("1.")
+    task = clawgym.load("toolcall-basic:train").tasks[0]
+    solution = next(file for file in task.solution if file.path == "solve.json")
+    calls = json.loads(solution.read())
+    async with client(tools) as env:
+        for solved in (True, False):
+            result = await env.reset(seed=7, task_id=task.id)
+            assert {tool["function"]["name"] for tool in result.metadata["tools"]} > {"submit"}
+            for call in calls if solved else calls[-1:]:
+                action = json.dumps({"content": None, "tool_calls": [{"function": call}]})
+                result = await env.step({"action": action})
+            assert result.done
+            assert result.metadata["outcome"] == ("solved" if solved else "failed"), result.metadata
+            assert (result.reward == 1) is solved
+    record_property("held", "its client calls tools in `ClawGym/toolcall-v0`, served from an environment with mcp 2")
 
 
 async def test_32_sessions_at_once(served: list[str], record_property: Callable[..., None]) -> None:

@@ -1,17 +1,21 @@
-"""Where metrics go during a run: the terminal, Weights & Biases, TensorBoard, MLflow.
+"""Where metrics go during a run: the terminal, Weights & Biases, TensorBoard, MLflow, Trackio.
 
 Invariant: trackers and views never change or stop a run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from clawgym.errors import MissingDependency
+from clawgym.errors import ClawGymError, MissingDependency
 from clawgym.registry import trackers
 from clawgym.trainers.config import TrainConfig
 from clawgym.visible import visible
@@ -72,10 +76,19 @@ class Trackers:
     """The trackers that a configuration names."""
 
     def __init__(self, run: TrackedRun) -> None:
-        """Make the trackers. Raises :class:`~clawgym.errors.TrainingError` for an unknown name or invalid options, and
+        """Make the trackers. One that cannot start, for example because its server does not answer, is left out with a
+        warning.
+
+        Raises :class:`~clawgym.errors.TrainingError` for an unknown name or invalid options, and
         :class:`~clawgym.errors.MissingDependency` without the package of a tracker."""
-        chosen = run.config.tracking
-        self._made = {name: trackers.make(name, run, **(options or {})) for name, options in chosen.items()}
+        self._made: dict[str, Tracker] = {}
+        for name, options in run.config.tracking.items():
+            try:
+                self._made[name] = trackers.make(name, run, **(options or {}))
+            except ClawGymError:
+                raise
+            except Exception as error:
+                _log.warning("tracker %s does not start, and gets no metrics: %s", name, error)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Pass the metrics to all trackers."""
@@ -126,6 +139,7 @@ class WandbTracker:
             config=about.model_dump(mode="json"),
             settings=wandb.Settings(console="off", silent=True),
         )
+        self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({"step": step, **metrics})
@@ -169,6 +183,9 @@ class MlflowTracker:
             from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise MissingDependency(f"the tracker mlflow needs mlflow ({error}): pip install mlflow") from error
+        # By default a server that does not answer would hold up every step for minutes.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         self._client: Any = MlflowClient(uri or f"sqlite:///{run.path.absolute() / 'mlflow.db'}")
         found = self._client.get_experiment_by_name(experiment)
         folder = (run.path.absolute() / "mlflow").as_uri() if uri is None else None
@@ -183,11 +200,45 @@ class MlflowTracker:
             self._client.log_dict(self._run, run.config.model_dump(mode="json"), "config.json")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._client.log_metric(self._run, name, value, step=step)
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
+
+        now = int(time.time() * 1000)
+        self._client.log_batch(self._run, [Metric(name, value, now, step) for name, value in metrics.items()])
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
+
+
+@trackers.register("trackio")
+class TrackioTracker:
+    """Trackio, in its own folder on this machine (``TRACKIO_DIR``), or in the Space that ``TRACKIO_SPACE_ID`` names.
+
+    Args:
+        project: the project of the run.
+    """
+
+    def __init__(self, run: TrackedRun, *, project: str = "clawgym") -> None:
+        try:
+            import trackio  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise MissingDependency(f"the tracker trackio needs trackio ({error}): pip install trackio") from error
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run: Any = trackio.init(
+                project=project,
+                name=_id_of(run),  # Trackio finds a run that resumes by its name
+                resume="allow",
+                config=run.config.model_dump(mode="json"),
+                auto_log_cpu=False,
+                auto_log_gpu=False,
+                embed=False,
+            )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run.finish()
 
 
 class View(Protocol):
