@@ -117,6 +117,8 @@ class Answers:
                 return self._audit_tasks(id, query)
             case ["attacks", id]:
                 return self._attack(id)
+            case ["experiments", id]:
+                return self._experiment(id)
             case ["online", id]:
                 return self._online(id)
             case ["live"]:
@@ -466,21 +468,20 @@ class Answers:
             raise Unanswered(400, str(error)) from error
 
     def _document(self, source: FoundSource) -> dict[str, Any]:
-        """``audit.json`` or ``attack.json`` of a source; empty if there is none yet."""
+        """The results of an audit, attack or experiment; empty if there are none yet."""
+        name = _document_of(source)
 
         def read() -> dict[str, Any]:
             try:
-                found = json.loads(read_below(source.path, f"{source.kind}.json", _LARGEST_JSON))
+                found = json.loads(read_below(source.path, name, _LARGEST_JSON))
             except FileNotFoundError:
                 return {}
             except OSError as error:
-                raise Unanswered(
-                    404, f"{source.path}/{source.kind}.json {error.strerror}: run the command again"
-                ) from error
+                raise Unanswered(404, f"{source.path}/{name} {error.strerror}: run the command again") from error
             except (ValueError, RecursionError) as error:
-                raise Unanswered(404, f"{source.path}/{source.kind}.json is damaged: run the command again") from error
+                raise Unanswered(404, f"{source.path}/{name} is damaged: run the command again") from error
             if not isinstance(found, dict):
-                raise Unanswered(404, f"{source.path}/{source.kind}.json is damaged: run the command again")
+                raise Unanswered(404, f"{source.path}/{name} is damaged: run the command again")
             return found
 
         return self._kept(source, "document", read)
@@ -572,6 +573,17 @@ class Answers:
                 "infra": _texts(found.get("infra")),
             }
 
+    def _experiment(self, id: str) -> dict[str, Any]:
+        from clawgym.trainers.local.personal_report import report_answer
+
+        source = self._source(id, "experiment")
+        with _damage(source):
+            window = int(read_manifest(source.path).config["rollout"]["groups"])
+            results = {"hints": None, "cells": []} | self._document(source)
+            answer = self._kept(source, "experiment", lambda: report_answer(source.path.name, results, window))
+        known = {"path": str(source.path), "state": self._catalog.state(source), "changed": source.changed()}
+        return {**answer, "id": id, **known}
+
     def _online(self, id: str) -> dict[str, Any]:
         from clawgym.viewer.services import online_answer
 
@@ -618,6 +630,10 @@ class Answers:
         return self._catalog.processes.picture(f"{stem}/{number}")
 
 
+def _document_of(source: FoundSource) -> str:
+    return "results.json" if source.kind == "experiment" else f"{source.kind}.json"
+
+
 _EARNED = ("mean", "max", "above_0", "above_half", "crashed")
 
 
@@ -644,9 +660,8 @@ class _damage:
 
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         if isinstance(error, KeyError | TypeError | ValueError | AttributeError | OverflowError):
-            raise Unanswered(
-                404, f"{self._source.path}/{self._source.kind}.json is damaged: run the command again"
-            ) from error
+            name = _document_of(self._source)
+            raise Unanswered(404, f"{self._source.path}/{name} is damaged: run the command again") from error
 
 
 def _page(offset: int, total: int, everything: int, items: list[Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from clawgym.online.versions import Versions
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Turn
-from clawgym.records.run_folder import make_manifest
+from clawgym.records.run_folder import RunFolder, make_manifest
 from clawgym.reporting import page
 from clawgym.viewer.server import Viewer, open_viewer
 
@@ -471,6 +471,28 @@ async def test_compare_and_board(tmp_path: Path) -> None:
             (1, "good", ids["good"]), (2, "bad", ids["bad"])
         ]  # fmt: skip
         assert "cannot rank" in await client.fails(f"boards/{board['id']}?by=luck", 400)
+
+
+async def test_answers_about_an_experiment(tmp_path: Path) -> None:
+    config = {"bench": "personal", "rollout": {"groups": 2}}
+    for name in ("good", "new", "damaged"):
+        with RunFolder.open(tmp_path / name, make_manifest("bench", config=config)):
+            pass
+    score = {"value": 0.5, "low": 0.4, "high": 0.6}
+    at = {"score": score, "right": score, "content": score, "rules": {"short": 0.5}}
+    cell = {
+        "method": "opd", "seed": 0, "rules": ["short"], "before": at, "after": at, "change": score,
+        "stable_after": None, "first_replies": [0.0, 1.0, 1.0, 1.0], "ended": ATTACK,
+    }  # fmt: skip
+    (tmp_path / "good/results.json").write_text(json.dumps({"hints": None, "cells": [cell]}))
+    (tmp_path / "damaged/results.json").write_text(json.dumps({"cells": [cell | {"first_replies": "no"}]}))
+    async with opened(tmp_path) as client:
+        sources = await client.sources()
+        found = await client.get(f"experiments/{sources['good']['id']}", "Experiment")
+        assert found["charts"][0]["lines"][0]["y"] == [0.5, 1.0]
+        assert found["tables"][2]["rows"] == [["opd, seed 0", "0.00 1.00 1.00 1.00", STRIPPED]]
+        assert (await client.get(f"experiments/{sources['new']['id']}", "Experiment"))["charts"] == []
+        assert "results.json is damaged" in await client.fails(f"experiments/{sources['damaged']['id']}", 404)
 
 
 async def test_answers_about_an_audit_and_an_attack(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@
  * | audits/ID                                          | Audit                                             |
  * | audits/ID/tasks?offset&limit&flaw&q                | Page<AuditTask>                                   |
  * | attacks/ID                                         | Attack                                            |
+ * | experiments/ID                                     | Experiment                                        |
  * | online/ID                                          | Online                                            |
  * | online/ID/promote   POST {"version": number}       | Online (only if Sources.writable)                 |
  * | online/ID/rollback  POST {"version": number|null}  | Online (only if Sources.writable)                 |
@@ -57,7 +58,7 @@ export interface Failure {
   error: string;
 }
 
-export type Kind = "run" | "training" | "pool" | "board" | "audit" | "attack" | "online";
+export type Kind = "run" | "training" | "pool" | "board" | "audit" | "attack" | "experiment" | "online";
 /**
  * running: another process writes it now. complete: everything that was planned is there. incomplete: interrupted, or
  * not started. damaged: cannot be read; `problem` says why. unknown: nothing says whether it is complete.
@@ -863,6 +864,48 @@ export interface AttackRate {
   allowed: boolean;
   rate: number;
   earned_on: string[];
+}
+
+// ------------------------------------------------------------------------------------------------------- experiments
+
+/** An experiment that compares arms, such as methods of training (benchmarks/personal.py). */
+export interface Experiment {
+  id: string;
+  name: string;
+  path: string;
+  state: State;
+  changed: number;
+  about: [string, string][];
+  notes: string[];
+  charts: Curves[];
+  tables: Grid[];
+}
+
+export interface Curves {
+  title: string;
+  about: string;
+  /** Name of the horizontal axis. */
+  across: string;
+  /** Limits of the vertical axis; null: as the values are. */
+  from: number | null;
+  to: number | null;
+  lines: Curve[];
+}
+
+/** One arm, with its interval. */
+export interface Curve {
+  name: string;
+  x: number[];
+  y: number[];
+  low: number[];
+  high: number[];
+}
+
+export interface Grid {
+  title: string;
+  about: string;
+  columns: string[];
+  rows: string[][];
 }
 
 // ------------------------------------------------------------------------------------------------------------ online

@@ -16,6 +16,7 @@ export const PLACES: Record<Kind, string> = {
   board: "boards",
   audit: "audits",
   attack: "attacks",
+  experiment: "experiments",
   online: "online",
 };
 
@@ -27,6 +28,7 @@ const TITLES: [Kind, string][] = [
   ["pool", "Pools"],
   ["audit", "Audits"],
   ["attack", "Attacks"],
+  ["experiment", "Experiments"],
 ];
 
 export const placeOf = (source: Source) => to(PLACES[source.kind], source.id);
