@@ -13,7 +13,7 @@ coin; ``memory``: no training, but OpenClaw's USER.md has what the person compla
 
 The model is tiny, so its chat template shows of OpenClaw's instructions only the content of USER.md. Its first version
 is imitated as in ``personal.py``. The same command resumes; a finished cell (arm, seed) is not run again.
-``curves.svg`` has the scores of first replies over the conversations.
+``report.html`` has the scores of first replies over the conversations.
 """
 
 from __future__ import annotations

@@ -116,6 +116,12 @@ class PoolView:
             row = _load.row(db, id)
             return {name: row[name] for name in (*_LINE, "group")}, _load.pooled(row)
 
+    def find(self, id: str) -> int | None:
+        """The ``seq`` of the episode with an id; None if there is none."""
+        e = _schema.episodes.c
+        with self._store.read() as db:
+            return db.scalar(sa.select(e.seq).where(e.id == id))
+
     def turns(self, seq: int, id: str) -> tuple[Turn, ...]:
         """The turns of an episode."""
         with self._store.read() as db:

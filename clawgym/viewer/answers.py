@@ -12,6 +12,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -21,7 +22,7 @@ from clawgym.evaluation import answers as run_answers
 from clawgym.files import read_below
 from clawgym.records import Image
 from clawgym.records.atif import PICTURES, picture_name
-from clawgym.records.run_folder import RunFolder
+from clawgym.records.run_folder import RunFolder, safe_name
 from clawgym.reporting.page import plain, source_answer
 from clawgym.reporting.transcripts import Transcript
 from clawgym.viewer.catalog import Catalog
@@ -36,6 +37,8 @@ _LARGEST_JSON = 256 * 2**20
 _LARGEST_PICTURE = 64 * 2**20
 _KEPT_TRANSCRIPTS = 8
 _KEPT_ANSWERS = 64
+_MOST_POOLS = 100
+"""Pools that are searched for the episode of a run."""
 _AROUND = 120
 """Characters of a text that are shown before and after what was found."""
 _PICTURE = re.compile(r"[0-9a-f]{64}\.(png|jpg|gif|webp)")
@@ -305,7 +308,31 @@ class Answers:
             )
         except ValueError as error:
             raise Unanswered(404, f"{error}: delete the line to run its episode again") from error
-        return {**answer, "run": id, "pool": None}
+        return {**answer, "run": id, "pool": self._in_pool(rows[-1].get("session"))}
+
+    def _in_pool(self, session: object) -> dict[str, Any] | None:
+        """The episode of the pool that recorded a gateway session; None if its pool is not here."""
+        try:
+            from clawgym.viewer.pools import PoolAnswers
+        except ImportError:
+            return None
+        pools = [one for one in self._catalog.all() if one.kind == "pool"] if isinstance(session, str) else []
+        for source in pools[:_MOST_POOLS]:
+            with suppress(ClawGymError), PoolAnswers(source.path, source.id) as pool:
+                if (seq := pool.find(str(session)[:200])) is not None:
+                    return {"source": source.id, "seq": seq}
+        return None
+
+    def _in_run(self, episode: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The episode of a run whose gateway session an episode of a pool is; None if its run is not here."""
+        name = safe_name(episode["task"], episode["sample"])
+        for source in self._catalog.all():
+            if source.kind == "run":
+                with suppress(ClawGymError), self._catalog.index(source.id) as index:
+                    _, rows = index.episode(name) or ({}, [])
+                    if any(row.get("session") == episode["id"] for row in rows):
+                        return {"source": source.id, "name": name}
+        return None
 
     def _turns(self, id: str, name: str, query: Query) -> dict[str, Any]:
         source, _, _ = self._episode_rows(id, name)
@@ -442,7 +469,8 @@ class Answers:
     def _pool_episode(self, pool: Any, seq: int, what: Sequence[str], query: Query) -> dict[str, Any]:
         match what:
             case []:
-                return pool.episode(seq)
+                episode = pool.episode(seq)
+                return {**episode, "run": self._in_run(episode)}
             case ["turns"]:
                 offset, limit = _part(query)
                 total, items = pool.turns(seq, offset, limit)

@@ -92,8 +92,12 @@ class PoolAnswers:
         total, everything, rows = self._view.episodes(offset, limit, where, find)
         return total, everything, [_line(row) for row in rows]
 
+    def find(self, id: str) -> int | None:
+        """The ``seq`` of the episode with an id; None if there is none."""
+        return self._view.find(id)
+
     def episode(self, seq: int) -> dict[str, Any]:
-        """``PoolEpisode``. Raises :class:`~clawgym.errors.PoolError` if there is none."""
+        """``PoolEpisode``, without ``run``. Raises :class:`~clawgym.errors.PoolError` if there is none."""
         row, episode = self._view.episode(seq)
         _, _, groups = self._view.groups(0, 1, {"id": episode.group})
         members = groups[0][1] if groups else []

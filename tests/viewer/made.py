@@ -315,7 +315,7 @@ def episode(line: Answer, run_id: str, turns: int, **more: Any) -> Answer:
         "turns": turns,
         "pictures": [],
         "has_tokens": False,
-        "pool": None,
+        "pool": {"source": "pool-1", "seq": 2} if line["name"] == "desktop" else None,
         "notes": [],
         **more,
     }
@@ -449,6 +449,7 @@ def training(training_id: str, *, seed: int = 1, state: str = "complete", steps:
             {"name": f"{k:06d}", "step": k, "best": k == 200, "last": k == 300} for k in (100, 200, 300) if k <= steps
         ],
         "pool": "pool-1",
+        "run": {"source": "small", "name": "desktop"},
         "notes": [],
     }
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -471,6 +472,26 @@ async def test_compare_and_board(tmp_path: Path) -> None:
             (1, "good", ids["good"]), (2, "bad", ids["bad"])
         ]  # fmt: skip
         assert "cannot rank" in await client.fails(f"boards/{board['id']}?by=luck", 400)
+
+
+async def test_an_episode_of_a_run_and_of_a_pool_are_linked(tmp_path: Path) -> None:
+    with Pool(tmp_path / "pool.db") as pool:
+        sessions = [pool.open_episode(task_id="a", task_hash="h" * 8, sample=0, seed=1, agent="a") for _ in range(2)]
+        for session in sessions:
+            pool.close_episode(session, EpisodeEnd(outcome="solved", reward=1.0))
+    with open_run(tmp_path / "first", ["a", "b"]) as run:
+        run.record(replace(episode("a", {"x": 1.0}), session=sessions[1]))
+        run.record(replace(episode("b", {"x": 1.0}), session="elsewhere"))
+    async with opened(tmp_path) as client:
+        sources = await client.sources()
+        run_id, pool_id = sources["first"]["id"], sources["pool.db"]["id"]
+        found = await client.get(f"runs/{run_id}/episodes/a.0", "Episode")
+        assert found["pool"] == {"source": pool_id, "seq": 2}
+        assert (await client.get(f"runs/{run_id}/episodes/b.0", "Episode"))["pool"] is None
+        same = await client.get(f"pools/{pool_id}/episodes/2", "PoolEpisode")
+        assert same["run"] == {"source": run_id, "name": "a.0"}
+        other = await client.get(f"pools/{pool_id}/episodes/1", "PoolEpisode")
+        assert other["run"] is None, "of the same task and sample, but another session"
 
 
 async def test_answers_about_an_experiment(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def learning_curves(cells: Mapping[str, Sequence[Mapping[str, Any]]], window: in
 
 def curves(title: str, cells: Mapping[str, Sequence[Mapping[str, Any]]], window: int) -> dict[str, Any]:
     """The chart of :func:`learning_curves`."""
-    about = f"means of {window} sessions and of the seeds, with 95 % intervals over the seeds"
+    about = f"Means of {window} sessions and of the seeds, with 95 % intervals over the seeds (Student's t)."
     return chart(title, learning_curves(cells, window), about=about, low=0.0, high=1.0)
 
 

@@ -353,7 +353,7 @@ export interface Episode extends EpisodeLine {
   pictures: Picture[];
   /** Whether `tokens` has something for a turn of this episode. */
   has_tokens: boolean;
-  /** The same episode in a pool. */
+  /** The same episode in a pool, which recorded its gateway session. */
   pool: { source: string; seq: number } | null;
   /** What is not stored, or left out, in plain words. */
   notes: string[];
@@ -721,6 +721,8 @@ export interface PoolEpisodeLine {
 
 export interface PoolEpisode extends PoolEpisodeLine {
   pool: string;
+  /** The same episode in a run. */
+  run: { source: string; name: string } | null;
   rewards: Record<string, number>;
   penalties: Record<string, number>;
   tags: string[];

@@ -151,7 +151,7 @@ function RunEpisode({ id, base, episode }: { id: string; base: string; episode: 
         facts={facts}
         actions={
           <>
-            {episode.pool && !embedded && <Link href={to("pools", episode.pool.source, "episodes", episode.pool.seq)}>Training sequences</Link>}
+            {episode.pool && !embedded && <Link href={to("pools", episode.pool.source, "episodes", episode.pool.seq)}>In the pool</Link>}
             {at !== null && (
               <Around
                 list={`runs/${id}/episodes${keep}`}
@@ -384,14 +384,16 @@ function OfPool({ id, base, episode }: { id: string; base: string; episode: Pool
         }
         facts={facts}
         actions={
-          at !== null &&
-          list && (
-            <Around
-              list={list}
-              at={Number(at)}
-              link={(item: PoolEpisodeLine, index) => `${to("pools", id, "episodes", item.seq)}${list.includes("?") ? list.slice(list.indexOf("?")) + "&" : "?"}at=${index}`}
-            />
-          )
+          <>
+            {episode.run && <Link href={to("runs", episode.run.source, "episodes", episode.run.name)}>In the run</Link>}
+            {at !== null && list && (
+              <Around
+                list={list}
+                at={Number(at)}
+                link={(item: PoolEpisodeLine, index) => `${to("pools", id, "episodes", item.seq)}${list.includes("?") ? list.slice(list.indexOf("?")) + "&" : "?"}at=${index}`}
+              />
+            )}
+          </>
         }
       />
       <Notes notes={episode.notes} />

@@ -27,11 +27,11 @@ function Page({ experiment }: { experiment: Experiment }) {
       <Notes notes={experiment.notes} />
       {!charts.length && !tables.length && (
         <Blank small title="No results yet">
-          <p>Curves appear with the first cell that ends. Run the same command again to resume.</p>
+          <p>Curves appear with the first cell that ends.{experiment.state !== "running" && " Run the same command again to resume."}</p>
         </Blank>
       )}
       {charts.map((chart) => (
-        <Section key={chart.title} title={chart.title} aside={chart.about}>
+        <section key={chart.title}>
           <Chart
             title={chart.title}
             lines={chart.lines}
@@ -40,14 +40,19 @@ function Page({ experiment }: { experiment: Experiment }) {
             {...(chart.from === null ? {} : { from: chart.from })}
             {...(chart.to === null ? {} : { to: chart.to })}
           />
-        </Section>
+          {chart.about && <p className="soft">{chart.about}</p>}
+        </section>
       ))}
       {tables.map((grid) => (
         <Section key={grid.title} title={grid.title} aside={grid.about}>
           <Table
             card
             label={grid.title}
-            cols={grid.columns.map((name, n) => ({ name, grow: n === 0, cell: (row: string[]) => (n ? row[n] : <b>{row[n]}</b>) }))}
+            cols={grid.columns.map((name, n) => ({
+              name,
+              num: grid.rows.every((row) => /^[-+\d]?[\d.]+( \[.*\])?$|^$/.test(row[n] ?? "")),
+              cell: (row: string[]) => (n ? row[n] : <b>{row[n]}</b>),
+            }))}
             rows={grid.rows}
           />
         </Section>
