@@ -364,6 +364,7 @@ def tokens(turn: int, turns: int) -> Answer:
         "context": [token(k, False) for k in range(90)],
         "sampled": [token(k, True) for k in range(260)],
         "reward": 0.5,
+        "advantages": {"step": 41, "spread": [-0.4, 1.2]},
         "note": "",
     }
 
@@ -538,6 +539,10 @@ def pool_episode(seq: int) -> Answer:
         "meta": {"policy": 3},
         "members": [{"seq": 8 * (seq // 8) + k, "sample": k, "reward": float(k % 3 != 0)} for k in range(8)],
         "advantage": {"centred": 0.375, "normalized": 0.72},
+        "trained": {
+            "step": 41,
+            "turns": [{"turn": k, "step": k + 1, "mean": 0.72, "least": -0.4, "most": 1.2} for k in range(17)],
+        },
         "pictures": [],
         "notes": [],
         "rewards_by_turn": [{"step": k, "name": "judge", "value": math.sin(k / 2)} for k in range(1, 18)],

@@ -18,6 +18,7 @@ from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Turn
 from clawgym.records.run_folder import RunFolder, make_manifest
 from clawgym.reporting import page
+from clawgym.trainers.common.answers import advantages_file
 from clawgym.viewer.server import Viewer, open_viewer
 
 from .api_types import TYPES
@@ -402,11 +403,33 @@ async def test_answers_about_a_pool(tmp_path: Path) -> None:
             assert [(t["id"], t["trained"], round(t["advantage"], 3)) for t in tokens["sampled"]] == [
                 (5, True, -0.707), (6, True, -0.707)
             ]  # fmt: skip
+            assert tokens["advantages"] == {"step": None, "spread": None}
+            assert "computed here" in shown["notes"][0]
             tree = await client.get(f"pools/{id}/episodes/{seq}/sequences", "SequenceTree")
             assert tree["sequences"] == [{"turns": [0, 1], "trained": [0, 1], "ids": 6, "trained_ids": 3}]
             assert "no episode 99" in await client.fails(f"pools/{id}/episodes/99", 404)
             assert "no such thing" in await client.fails(f"pools/{id}/pictures/{'0' * 64}", 404)
         assert (tmp_path / "pool.db").read_bytes() == before
+        assert pool.fetch("trainer", step=4) is not None
+        (tmp_path / "advantages").mkdir()
+        stored = advantages_file(tmp_path, 4)
+        stored.write_text(json.dumps({shown["id"]: {"1": [0.5, -1, 2]}}))
+        async with opened(tmp_path) as client:
+            shown = await client.get(f"pools/{id}/episodes/{seq}", "PoolEpisode")
+            assert shown["trained"] == {
+                "step": 4,
+                "turns": [{"turn": 1, "step": 2, "mean": 0.5, "least": -1.0, "most": 2.0}],
+            }
+            assert shown["notes"] == []
+            tokens = await client.get(f"pools/{id}/episodes/{seq}/tokens?turn=1", "Tokens")
+            assert [token["advantage"] for token in tokens["sampled"]] == [0.5, 0.5]
+            assert tokens["advantages"] == {"step": 4, "spread": [-1.0, 2.0]}
+            tokens = await client.get(f"pools/{id}/episodes/{seq}/tokens?turn=0", "Tokens")
+            assert [token["advantage"] for token in tokens["sampled"]] == [None], "this turn was not trained on"
+            stored.write_text('{"' + shown["id"] + '": [[')
+            assert (await client.get(f"pools/{id}/episodes/{seq}", "PoolEpisode"))["trained"] is None
+            stored.unlink()
+            stored.parent.rmdir()
     files = {path.name for path in tmp_path.iterdir()}
     async with opened(tmp_path) as client:  # nobody writes it any more
         await client.get(f"pools/{id}", "Pool")

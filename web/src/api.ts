@@ -465,8 +465,17 @@ export interface Tokens {
   sampled: Token[];
   /** What training added up for this turn; null if nothing is stored. */
   reward: number | null;
+  /** Where the advantages are from; null without any. */
+  advantages: AdvantagesOf | null;
   /** What is missing and why, for example the text of the tokens without a tokenizer. */
   note: string;
+}
+
+export interface AdvantagesOf {
+  /** The step of the training that used them; null if they are computed by GRPO from the rewards of the group. */
+  step: number | null;
+  /** Least and most of the tokens of this turn, whose mean is shown; null if computed, or if the turn was not trained on. */
+  spread: [number, number] | null;
 }
 
 export interface Token {
@@ -733,10 +742,22 @@ export interface PoolEpisode extends PoolEpisodeLine {
   members: { seq: number; sample: number; reward: number | null }[];
   /** Its reward minus the mean of its group, and that divided by the standard deviation; null if undefined. */
   advantage: { centred: number; normalized: number | null } | null;
+  /** The advantages that training used; null if it stored none. */
+  trained: { step: number; turns: TurnAdvantage[] } | null;
   /** Every turn that a judge scored, by the index of its step. */
   rewards_by_turn: { step: number; name: string; value: number | null }[];
   pictures: Picture[];
   notes: string[];
+}
+
+/** The advantages of the tokens of one turn. */
+export interface TurnAdvantage {
+  turn: number;
+  /** Index of its step in the transcript; null if the turn is gone. */
+  step: number | null;
+  mean: number;
+  least: number;
+  most: number;
 }
 
 /** The turns as a tree, and the training sequences, which are its paths. */

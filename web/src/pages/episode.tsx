@@ -427,6 +427,21 @@ function OfPool({ id, base, episode }: { id: string; base: string; episode: Pool
                   <Facts rows={Object.entries(episode.rewards).map(([name, value]) => [name, number(value)])} />
                   {Object.keys(episode.penalties).length > 0 && <Facts rows={Object.entries(episode.penalties).map(([name, value]) => [`penalty: ${name}`, number(value)])} />}
                 </Section>
+                {episode.trained && (
+                  <Section title="Advantages" aside={`as step ${whole(episode.trained.step)} of the training used them`}>
+                    <Table
+                      card
+                      label="Advantages"
+                      cols={[
+                        { name: "turn", num: true, cell: (row) => whole(row.turn) },
+                        { name: "mean of its tokens", num: true, cell: (row) => <b>{number(row.mean)}</b> },
+                        { name: "least", num: true, cell: (row) => number(row.least) },
+                        { name: "most", num: true, cell: (row) => number(row.most) },
+                      ]}
+                      rows={episode.trained.turns}
+                    />
+                  </Section>
+                )}
                 <Section title="Curation">
                   <p>{episode.curation_note || "Curation has not decided about this episode."}</p>
                   {episode.tags.length > 0 && (
@@ -458,9 +473,14 @@ function Group({ id, episode }: { id: string; episode: PoolEpisode }) {
         <h2>Group</h2>
         <span className="soft">{plural(episode.members.length, "episode")}</span>
       </div>
+      {episode.trained && (
+        <p style={{ marginBottom: 8 }}>
+          Trained on in <b>step {whole(episode.trained.step)}</b>
+        </p>
+      )}
       {episode.advantage && (
         <p style={{ marginBottom: 8 }}>
-          Advantage <b>{signed(episode.advantage.centred / 100, 3)}</b>
+          {episode.trained ? "By rewards alone" : "Advantage"} <b>{signed(episode.advantage.centred / 100, 3)}</b>
           {episode.advantage.normalized !== null && <span className="soft"> · {number(episode.advantage.normalized)} standard deviations</span>}
           <span className="soft"> · mean reward {number(mean)}</span>
         </p>
