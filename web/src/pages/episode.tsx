@@ -7,9 +7,9 @@ import { embedded, useAnswer, useSource } from "../data";
 import { bytes, count, dollars, duration, number, percent, plural, signed, when, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
+import { FILTERS, listQuery } from "../lists";
 import { to, useQuery } from "../router";
-import { Blank, Facts, Head, Long, Mark, Notes, Notice, OutcomeMark, Raw, Section, Shown, Table, outcomeName } from "../ui";
-import { FILTERS, listQuery } from "./run";
+import { Blank, Facts, Head, Listing, Long, Mark, Notes, Notice, OutcomeMark, Raw, Section, Shown, Table, outcomeName } from "../ui";
 import { Sequences } from "./sequences";
 import { Timeline } from "./timeline";
 import { TokenView } from "./tokens";
@@ -251,37 +251,31 @@ function Grading({ episode }: { episode: Episode }) {
         </Section>
       )}
       {episode.votes.length > 0 && (
-        <Section title="Votes of the judge">
-          <Table
-            card
-            label="Votes"
-            cols={[
-              { name: "criterion", grow: true, cell: (row) => row.criterion },
-              { name: "votes", num: true, cell: (row) => row.votes.map((vote) => number(vote)).join("  ") },
-              { name: "mean", num: true, cell: (row) => number(row.votes.reduce((a, b) => a + b, 0) / Math.max(1, row.votes.length)) },
-            ]}
-            rows={episode.votes}
-          />
-        </Section>
+        <Listing
+          title="Votes of the judge"
+          cols={[
+            { name: "criterion", grow: true, cell: (row) => row.criterion },
+            { name: "votes", num: true, cell: (row) => row.votes.map((vote) => number(vote)).join("  ") },
+            { name: "mean", num: true, cell: (row) => number(row.votes.reduce((a, b) => a + b, 0) / Math.max(1, row.votes.length)) },
+          ]}
+          rows={episode.votes}
+        />
       )}
       <Section title="Verifier log">
         {episode.verifier_log ? <Long className="block" text={episode.verifier_log} cap={8000} lines={80} /> : <p className="soft">The verifier printed nothing, or its log is not stored.</p>}
       </Section>
       {episode.history.length > 1 && (
-        <Section title="Attempts">
-          <Table
-            card
-            label="Attempts"
-            cols={[
-              { name: "attempt", num: true, cell: (row) => whole(row.attempt) },
-              { name: "outcome", cell: (row) => <OutcomeMark outcome={row.outcome} /> },
-              { name: "cause", grow: true, cell: (row) => [row.cause, row.fault && `(${row.fault})`].filter(Boolean).join(" ") },
-              { name: "time", num: true, cell: (row) => duration(row.seconds) },
-              { name: "finished", num: true, cell: (row) => when(row.finished) },
-            ]}
-            rows={episode.history}
-          />
-        </Section>
+        <Listing
+          title="Attempts"
+          cols={[
+            { name: "attempt", num: true, cell: (row) => whole(row.attempt) },
+            { name: "outcome", cell: (row) => <OutcomeMark outcome={row.outcome} /> },
+            { name: "cause", grow: true, cell: (row) => [row.cause, row.fault && `(${row.fault})`].filter(Boolean).join(" ") },
+            { name: "time", num: true, cell: (row) => duration(row.seconds) },
+            { name: "finished", num: true, cell: (row) => when(row.finished) },
+          ]}
+          rows={episode.history}
+        />
       )}
       <Section title="Time by phase">
         <Facts rows={Object.entries(episode.phases).map(([name, seconds]) => [name, duration(seconds)])} />
@@ -428,19 +422,17 @@ function OfPool({ id, base, episode }: { id: string; base: string; episode: Pool
                   {Object.keys(episode.penalties).length > 0 && <Facts rows={Object.entries(episode.penalties).map(([name, value]) => [`penalty: ${name}`, number(value)])} />}
                 </Section>
                 {episode.trained && (
-                  <Section title="Advantages" aside={`as step ${whole(episode.trained.step)} of the training used them`}>
-                    <Table
-                      card
-                      label="Advantages"
-                      cols={[
-                        { name: "turn", num: true, cell: (row) => whole(row.turn) },
-                        { name: "mean of its tokens", num: true, cell: (row) => <b>{number(row.mean)}</b> },
-                        { name: "least", num: true, cell: (row) => number(row.least) },
-                        { name: "most", num: true, cell: (row) => number(row.most) },
-                      ]}
-                      rows={episode.trained.turns}
-                    />
-                  </Section>
+                  <Listing
+                    title="Advantages"
+                    aside={`as step ${whole(episode.trained.step)} of the training used them`}
+                    cols={[
+                      { name: "turn", num: true, cell: (row) => whole(row.turn) },
+                      { name: "mean of its tokens", num: true, cell: (row) => <b>{number(row.mean)}</b> },
+                      { name: "least", num: true, cell: (row) => number(row.least) },
+                      { name: "most", num: true, cell: (row) => number(row.most) },
+                    ]}
+                    rows={episode.trained.turns}
+                  />
                 )}
                 <Section title="Curation">
                   <p>{episode.curation_note || "Curation has not decided about this episode."}</p>

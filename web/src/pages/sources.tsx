@@ -7,7 +7,7 @@ import { useAnswer, embedded } from "../data";
 import { ago, count, dollars, duration, percent, plural, when, whole } from "../format";
 import { useKeys } from "../keys";
 import { to, useQuery } from "../router";
-import { Blank, EstimateBar, FilterField, Head, Reasons, Section, Shown, StateMark, Table, interval, type Col } from "../ui";
+import { Blank, type Col, EstimateBar, FilterField, Head, Reasons, Section, Shown, StateMark, Table, interval } from "../ui";
 
 export const PLACES: Record<Kind, string> = {
   run: "runs",

@@ -1,11 +1,12 @@
 /** The tokens of one turn, coloured by their probability or their advantage. */
-import { ActionIcon, NativeSelect, SegmentedControl } from "@mantine/core";
+import { ActionIcon, SegmentedControl } from "@mantine/core";
 import { memo, useEffect, useMemo, useRef, useState } from "react";
 import type { AdvantagesOf, Token, Tokens } from "../api";
 import { useAnswer } from "../data";
 import { number, percent, plural, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
+import { Choice } from "../lists";
 import { useQuery } from "../router";
 import { Blank, Facts, Mark, Notice, Shown } from "../ui";
 
@@ -78,13 +79,12 @@ function Turn({ data }: { data: Tokens }) {
           <Icon name="right" />
         </ActionIcon>
         {data.turns <= 500 ? (
-          <NativeSelect size="xs" aria-label="Turn" value={data.turn} onChange={(event) => go(Number(event.currentTarget.value))}>
-            {Array.from({ length: data.turns }, (_, n) => (
-              <option key={n} value={n}>
-                Turn {n} of {data.turns}
-              </option>
-            ))}
-          </NativeSelect>
+          <Choice
+            label="Turn"
+            value={String(data.turn)}
+            onChange={(turn) => go(Number(turn))}
+            options={Array.from({ length: data.turns }, (_, n) => [String(n), `Turn ${n} of ${data.turns}`])}
+          />
         ) : (
           <span>
             Turn {whole(data.turn)} of {whole(data.turns)}
