@@ -13,7 +13,7 @@ from scratch until it solves some of them (``base``), and from it the same numbe
 
 Every run is a folder below ``--out`` and goes on where it was interrupted. The table shows success on the held-out
 tasks, sampled at temperature 1, and what the judge was worth by the outcomes of the run (``process_auc``, the mean of
-its last ten steps); over seeds, the difference to ``outcome`` of the same seed and Student's interval. ``report.html`` has
+its last ten steps); over seeds, the difference to ``outcome`` of the same seed and its interval. ``report.html`` has
 the gain against the judge's quality, the mean of the seeds with the least and the most of them.
 """
 
