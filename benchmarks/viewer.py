@@ -121,7 +121,7 @@ async def measure(folder: Path, turns: int) -> dict[str, Any]:
         }
         for when in ("while it indexes", "afterwards"):
             if when == "afterwards":
-                async with asyncio.timeout(600):
+                async with asyncio.timeout(3600):
                     await _indexed(client, viewer.origin, id)
                 found["index made, s"] = round(time.perf_counter() - started, 1)
             for what, address in addresses.items():

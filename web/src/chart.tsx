@@ -82,7 +82,7 @@ export const Chart = memo(function Chart(props: Props) {
       legend: { show: false },
       padding: [8, 16, 0, 0],
       scales: {
-        x: { time: false, ...(xs.length === 1 ? { range: [(xs[0] ?? 0) - 1, (xs[0] ?? 0) + 1] } : {}) },
+        x: { time: false, range: (_, low, high) => (xs.length === 1 ? [low - 1, high + 1] : props.bars ? [low - 0.6, high + 0.6] : [low, high]) },
         y: { range: (_, low, high) => limits(low, high, props.from, props.to) },
       },
       axes: [

@@ -348,7 +348,7 @@ export function Histogram({ low, high, names }: { low: number[]; high: number[];
   const label = `Histogram of official scores: ${sum(high)} ${names[1]}, ${sum(low)} ${names[0]}; at most ${most} in one of ${n} bins.`;
   return (
     <figure>
-      <svg viewBox={`-34 -10 ${width + 44} ${height + 32}`} width="100%" role="img" aria-label={label}>
+      <svg viewBox={`-34 -10 ${width + 54} ${height + 32}`} width="100%" role="img" aria-label={label}>
         <defs>
           <pattern id={id} width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
             <rect width="5" height="5" fill="var(--c1)" opacity="0.45" />

@@ -94,7 +94,7 @@ function Entries({ board }: { board: Board }) {
         {
           name: "",
           cell: (entry) => (
-            <div style={{ display: "grid", gap: 3, justifyItems: "start" }}>
+            <div style={{ display: "grid", gap: 3, justifyItems: "start", minWidth: 130 }}>
               {entry.verified && (
                 <Mark kind="kept" icon="check">
                   {entry.verified}

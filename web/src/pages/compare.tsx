@@ -120,7 +120,7 @@ function Score({ label, difference: d, a, b, power }: { label: string; differenc
         </>
       }
     >
-      <div style={{ display: "flex", gap: 8, alignItems: "center", margin: "4px 0" }}>
+      <div style={{ display: "flex", flexWrap: "wrap", gap: "4px 8px", alignItems: "center", margin: "4px 0" }}>
         <Mark kind={kind} icon={kind === "better" ? "up" : kind === "worse" ? "down" : "none"}>
           {d.verdict === "not told apart" ? "no significant difference" : `b is ${d.verdict}`}
         </Mark>

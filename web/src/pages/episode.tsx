@@ -426,7 +426,11 @@ function OfPool({ id, base, episode }: { id: string; base: string; episode: Pool
                     title="Advantages"
                     aside={`as step ${whole(episode.trained.step)} of the training used them`}
                     cols={[
-                      { name: "turn", num: true, cell: (row) => whole(row.turn) },
+                      {
+                        name: "turn",
+                        grow: true,
+                        cell: (row) => <Link href={`${to("pools", id, "episodes", episode.seq)}?tab=tokens&turn=${row.turn}&by=advantage`}>turn {whole(row.turn)}</Link>,
+                      },
                       { name: "mean of its tokens", num: true, cell: (row) => <b>{number(row.mean)}</b> },
                       { name: "least", num: true, cell: (row) => number(row.least) },
                       { name: "most", num: true, cell: (row) => number(row.most) },

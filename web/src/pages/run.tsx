@@ -70,13 +70,7 @@ function Results({ run, s }: { run: Run; s: Summary }) {
       )}
       <Reasons title={`${plural(Object.keys(s.unsupported).length, "task")} unsupported here, not scored`} rows={s.unsupported} />
       <Reasons title={`${plural(Object.keys(s.problems).length, "task")} could not be read`} rows={s.problems} />
-      {none ? (
-        <Blank small title="No results yet">
-          <p>Scores appear with the first episode that ends.</p>
-        </Blank>
-      ) : (
-        <Overview run={run} s={s} />
-      )}
+      {!none && <Overview run={run} s={s} />}
     </>
   );
 }
@@ -424,7 +418,7 @@ function Episodes({ run }: { run: Run }) {
         onSort={(by) => change({ sort: by === "order" ? "" : by })}
         empty={
           <Blank small title={set.length ? "No episode matches these filters" : "No episodes yet"}>
-            {clear}
+            {clear || <p>Scores and episodes appear with the first one that ends.</p>}
           </Blank>
         }
       />

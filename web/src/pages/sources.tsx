@@ -178,7 +178,7 @@ const named = (name: string): Col<Source> => ({
 
 const RUN: Col<Source>[] = [
   named("run"),
-  { name: "task set", wide: true, cell: ({ run }) => <div style={{ minWidth: 110 }}>{run?.task_set}</div> },
+  { name: "task set", wide: true, cell: ({ run }) => <div style={{ minWidth: 130 }}>{run?.task_set}</div> },
   { name: "episodes", num: true, cell: ({ run }) => (run ? `${whole(run.episodes)} / ${whole(run.planned)}` : "–") },
   { name: "strict", num: true, cell: ({ run }) => <b>{percent(run?.strict?.value)}</b> },
   {
@@ -238,7 +238,7 @@ function Trainings({ rows, all }: { rows: Source[]; all: Source[] }) {
           "–"
         ),
     },
-    { name: "split", cell: ({ training }) => training?.score && `${training.score.split}, ${training.score.greedy ? "greedy" : "sampled"}` },
+    { name: "split", num: true, cell: ({ training }) => training?.score && `${training.score.split}, ${training.score.greedy ? "greedy" : "sampled"}` },
     {
       name: "pool",
       cell: (source) => {
@@ -252,17 +252,15 @@ function Trainings({ rows, all }: { rows: Source[]; all: Source[] }) {
 }
 
 function Others({ rows, all }: { rows: Source[]; all: Source[] }) {
-  const cols: Col<Source>[] = [
-    named("name"),
-    {
-      name: "belongs to",
-      cell: (source) => {
-        const parent = all.find((other) => other.id === source.parent);
-        return parent && <Link href={placeOf(parent)}>{parent.name}</Link>;
-      },
+  const parentOf = (source: Source) => all.find((other) => other.id === source.parent);
+  const parent: Col<Source> = {
+    name: "belongs to",
+    num: true,
+    cell: (source) => {
+      const found = parentOf(source);
+      return found && <Link href={placeOf(found)}>{found.name}</Link>;
     },
-    { name: "path", cell: (source) => <span className="soft">{source.path}</span> },
-    CHANGED,
-  ];
-  return <Table card label="Sources" most={MOST} id={(source) => source.id} rows={rows} cols={cols} />;
+  };
+  const path: Col<Source> = { name: "path", num: true, wide: true, cell: (source) => source.label && <span className="soft">{source.path}</span> };
+  return <Table card label="Sources" most={MOST} id={(source) => source.id} rows={rows} cols={[named("name"), ...(rows.some(parentOf) ? [parent] : []), path, CHANGED]} />;
 }
