@@ -93,7 +93,9 @@ async def measure(folder: Path, turns: int) -> dict[str, Any]:
     started = time.perf_counter()
     async with (
         open_viewer([folder]) as viewer,
-        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client,
+        aiohttp.ClientSession(
+            cookie_jar=aiohttp.CookieJar(unsafe=True), timeout=aiohttp.ClientTimeout(total=None)
+        ) as client,
     ):
         await client.get(viewer.url)  # sets the cookie
         found["start"] = _ms(started)
