@@ -13,7 +13,7 @@ from scratch until it solves some of them (``base``), and from it the same numbe
 
 Every run is a folder below ``--out`` and goes on where it was interrupted. The table shows success on the held-out
 tasks, sampled at temperature 1, and what the judge was worth by the outcomes of the run (``process_auc``, the mean of
-its last ten steps); over seeds, the difference to ``outcome`` of the same seed and Student's interval. ``gain.svg`` is
+its last ten steps); over seeds, the difference to ``outcome`` of the same seed and its interval. ``report.html`` has
 the gain against the judge's quality, the mean of the seeds with the least and the most of them.
 """
 
@@ -30,9 +30,9 @@ from learning import half_width, heldout, newcombe, rows, train
 from clawgym.agents.demonstrate import reference_calls
 from clawgym.agents.text_protocol import Command, parse_reply
 from clawgym.records.judge import Judge, Judgeable, Vote
+from clawgym.reporting.experiment import chart, experiment, experiment_page, line
 from clawgym.rewards.rules import DegradedJudge, RuleJudge
 from clawgym.tasks.packs import terminal_basic
-from clawgym.trainers.common.report import curve_file
 
 TRAIN = range(2000, 2800)
 SETTINGS = (
@@ -126,7 +126,7 @@ def acted(run: Path) -> float:
 
 
 def table(out: Path, seeds: list[int]) -> None:
-    """What is there, as Markdown; and the picture."""
+    """What is there, as Markdown; and the report."""
     gains: dict[str, list[float]] = {}
     print(
         "| | seed | before | after | rise | to outcome | steps | AUC by outcomes |\n|---|---|---|---|---|---|---|---|"
@@ -149,17 +149,16 @@ def table(out: Path, seeds: list[int]) -> None:
             print(f"| **{arm}** | all | | | | **{fmean(found):+.2f}** +- {half_width(found):.2f} | | |")
     known = sorted((auc, arm) for arm, (_, auc) in ARMS.items() if auc is not None and arm in gains)
     if len(known) > 1:
-        lines = [
-            (
-                "gain in held-out success, by the judge's AUC: mean of the seeds",
-                [(x, fmean(gains[arm])) for x, arm in known],
-            ),
-            ("outcome alone", [(x, 0.0) for x, _ in known]),
-        ]
-        seeds_apart = [(x, min(gains[arm]), max(gains[arm])) for x, arm in known]
-        low, high = min(0.0, *(y for _, y, _ in seeds_apart)), max(0.0, *(y for _, _, y in seeds_apart))
-        (out / "gain.svg").write_bytes(curve_file(lines, bands=[seeds_apart], low=low, high=high))
-        print(f"\n{out / 'gain.svg'}")
+        gained = [(x, fmean(gains[arm]), min(gains[arm]), max(gains[arm])) for x, arm in known]
+        zero = [(x, 0.0, 0.0, 0.0) for x, _ in known]
+        drawn = chart(
+            "Gain in held-out success over the outcome alone",
+            [line("mean and range of the seeds", gained), line("outcome alone", zero)],
+            across="AUC of the judge",
+        )
+        page = out / "report.html"
+        page.write_text(experiment_page(experiment(out.resolve().name, charts=[drawn], tables=[])), "utf-8")
+        print(f"\n{page}")
 
 
 def main() -> None:

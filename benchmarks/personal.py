@@ -4,9 +4,9 @@
     python benchmarks/personal.py --method combined --method random --seeds 5
     python benchmarks/personal.py --method opd --lr 3e-5 --lr 1e-4 --lr 3e-4 --out runs/personal-rates
 
-The same command resumes an interrupted run; finished cells (method, seed) are kept. ``curves.svg`` has the scores of
+The same command resumes an interrupted run; finished cells (method, seed) are kept. ``report.html`` has the scores of
 first replies over the sessions. With ``--lr``, each rate is a run in ``OUT/lr-RATE``, all from the same first policy in
-``OUT/sft``, and ``OUT/METHOD.svg`` has a line for each rate.
+``OUT/sft``, and ``OUT/report.html`` has a chart for each method with a line for each rate.
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ from rich.table import Table
 from clawgym.cli._running import stop_on_signals
 from clawgym.console import Console, Progress, progress
 from clawgym.errors import ClawGymError
-from clawgym.trainers.common.report import curve_file
+from clawgym.reporting.experiment import experiment, experiment_page
 from clawgym.trainers.config import TrainConfig, load_config
 from clawgym.trainers.local.personal import METHODS, Method, bench, first_policy
-from clawgym.trainers.local.personal_report import by_method, format_interval, learning_curves
-
-_COLUMNS = ("method", "seeds", "before", "learning", "after", "change", "against random", "all right", "content",
-            "stable after")  # fmt: skip
+from clawgym.trainers.local.personal_report import cells_of, curves, tables
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +63,6 @@ async def _run(
         go = partial(bench, methods=methods, seeds=seeds, on_progress=on_progress, say=console.say, stop=stop)
         if not rates:
             found = {out: await go(config, out)}
-            _draw(out / "curves.svg", _cells(found[out]), config)
         else:
             model = await first_policy(config, out, on_progress=on_progress, stop=stop)
             found = {}
@@ -75,32 +71,30 @@ async def _run(
                     given = [*overrides, f'model.path="{model}"', f"optimizer.lr={rate:g}"]
                     folder = out / f"lr-{rate:g}"
                     found[folder] = await go(load_config(source, given), folder)
-            for method in methods:
-                cells = {folder.name: _cells(results).get(method, []) for folder, results in found.items()}
-                _draw(out / f"{method}.svg", cells, config)
+            _write_rates(out, methods, found, config)
     for folder, results in found.items():
         _show(results)
-        console.say(f"report: {folder / 'report.md'}")
+        console.say(f"report: {folder / 'report.html'}")
+    if rates:
+        console.say(f"all rates: {out / 'report.html'}")
     if stop.is_set():
         console.say("Stopped. Run the same command again to resume.")
         return 130
     return 0
 
 
-def _cells(results: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """Method -> its cells."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for cell in results["cells"]:
-        found.setdefault(cell["method"], []).append(cell)
-    return found
-
-
-def _draw(path: Path, cells: Mapping[str, Sequence[Mapping[str, Any]]], config: TrainConfig) -> None:
-    """The curves of first replies; without ``random``, which is a control."""
-    shown = {label: rows for label, rows in cells.items() if rows and label != "random"}
-    if shown:
-        lines, bands = learning_curves(shown, config.rollout.groups)
-        path.write_bytes(curve_file(lines, bands=bands, low=0.0, high=1.0))
+def _write_rates(
+    out: Path, methods: Sequence[Method], found: Mapping[Path, Mapping[str, Any]], config: TrainConfig
+) -> None:
+    """``OUT/report.html``: the curves and the tables of all rates."""
+    charts = []
+    for method in methods:
+        rates = {folder.name: rows for folder, results in found.items() if (rows := cells_of(results).get(method))}
+        if rates:
+            charts.append(curves(f"{method}: score of first replies during training", rates, config.rollout.groups))
+    by_rate = [tables(results)[0] | {"title": folder.name} for folder, results in found.items() if results["cells"]]
+    page = experiment_page(experiment(out.resolve().name, charts=charts, tables=by_rate))
+    (out / "report.html").write_text(page, "utf-8")
 
 
 def _progress_bar(bars: Progress, console: Console) -> Callable[[str, int, int], None]:
@@ -116,21 +110,10 @@ def _progress_bar(bars: Progress, console: Console) -> Callable[[str, int, int],
 
 
 def _show(results: Mapping[str, Any]) -> None:
-    table = Table(*_COLUMNS)
-    for method, row in by_method(results).items():
-        stable = ", ".join("never" if n is None else str(n) for n in row["stable"])
-        table.add_row(
-            method,
-            str(row["seeds"]),
-            f"{row['before'][0]:.2f}",
-            format_interval(row["learning"]),
-            format_interval(row["after"]),
-            format_interval(row["change"], sign=True),
-            "" if row["against_random"] is None else format_interval(row["against_random"], sign=True),
-            format_interval(row["right"]),
-            format_interval(row["content"]),
-            stable,
-        )
+    by_method = tables(results)[0]
+    table = Table(*by_method["columns"])
+    for row in by_method["rows"]:
+        table.add_row(*row)
     Console().print(table)
 
 

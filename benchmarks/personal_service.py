@@ -13,7 +13,7 @@ coin; ``memory``: no training, but OpenClaw's USER.md has what the person compla
 
 The model is tiny, so its chat template shows of OpenClaw's instructions only the content of USER.md. Its first version
 is imitated as in ``personal.py``. The same command resumes; a finished cell (arm, seed) is not run again.
-``curves.svg`` has the scores of first replies over the conversations.
+``report.html`` has the scores of first replies over the conversations.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ from clawgym.online.judging import ConversationJudge
 from clawgym.online.service import Service, open_service
 from clawgym.pool import Pool
 from clawgym.registry import judges
+from clawgym.reporting.experiment import experiment, experiment_page, markdown, table
 from clawgym.rewards.rules import DegradedJudge
 from clawgym.simulation.judge import ComplaintJudge
 from clawgym.simulation.rules import RULES
 from clawgym.simulation.users import THANKS, User, UserRequest, requests, user_of
-from clawgym.trainers.common.report import curve_file
 from clawgym.trainers.config import load_config
 from clawgym.trainers.local.personal import first_policy
-from clawgym.trainers.local.personal_report import format_interval, learning_curves, over_seeds
+from clawgym.trainers.local.personal_report import curves, format_interval, over_seeds
 
 Arm = Literal["binary", "opd", "combined", "random", "memory", "both"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 _DEFAULT: tuple[Arm, ...] = ("binary", "opd", "combined", "memory")
 _TURNS, _TOKENS, _AT_ONCE = 3, 96, 16
 """Most replies of a conversation, tokens of a reply, and conversations at a time."""
+_COLUMNS = ("arm", "seeds", "before", "first replies", "last quarter", "after", "change", "seconds a reply")
 _AGENT = "service"
 _WINDOW = 32_768
 """The context window as OpenClaw is told: it takes none below 16,000."""
@@ -204,15 +205,12 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 def _report(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
-    """Print the table, and write ``curves.svg``."""
+    """Print the table, and write ``report.html``."""
     cells = {arm: [row for row in rows if row["arm"] == arm] for arm in ARMS}
     cells = {arm: held for arm, held in cells.items() if held}
     if not cells:
         return
-    lines, bands = learning_curves(cells, _AT_ONCE)
-    (out / "curves.svg").write_bytes(curve_file(lines, bands=bands, low=0.0, high=1.0))
-    print("| arm | seeds | before | first replies | last quarter | after | change | seconds a reply |")
-    print("|---|---|---|---|---|---|---|---|")
+    shown = []
     for arm, held in cells.items():
         last = [row["first_replies"][-len(row["first_replies"]) // 4 :] for row in held]
         about = (
@@ -223,8 +221,13 @@ def _report(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
         )
         change = over_seeds([row["after"] - row["before"] for row in held], least=-1.0)
         pace = fmean(row["seconds"] / row["turns"] for row in held)
-        shown = " | ".join([*map(format_interval, about), format_interval(change, sign=True)])
-        print(f"| `{arm}` | {len(held)} | {shown} | {pace:.2f} |")
+        figures = [*map(format_interval, about), format_interval(change, sign=True), f"{pace:.2f}"]
+        shown.append([arm, str(len(held)), *figures])
+    grid = table("By arm", _COLUMNS, shown, "Intervals (95 %) are over seeds (Student's t).")
+    chart = curves("Score of first replies", cells, _AT_ONCE)
+    page = experiment_page(experiment(out.resolve().name, charts=[chart], tables=[grid]))
+    (out / "report.html").write_text(page, "utf-8")
+    print(markdown(grid))
 
 
 def _progress(what: str, done: int, total: int) -> None:

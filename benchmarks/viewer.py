@@ -1,7 +1,8 @@
-"""How fast ``clawgym view`` answers on a large run: ``python benchmarks/viewer.py [--episodes 5000] [--turns 100]``.
+"""How fast ``clawgym view`` is on a large run: ``python benchmarks/viewer.py [--episodes 5000] [--turns 100]``.
 
-Makes a run folder with that many episodes of that many turns each, starts the server with an empty index, and prints
-the times of its answers as JSON: the first ones, those while the index is made, and those afterwards.
+Makes a run folder with that many episodes of that many turns each, starts the server with an empty index, and prints as
+JSON the times of its answers (the first ones, those while the index is made, and those afterwards), and how its pages
+are shown in a real Chromium: the first paint, the longest task while scrolling, and the most elements in the document.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -90,7 +93,9 @@ async def measure(folder: Path, turns: int) -> dict[str, Any]:
     started = time.perf_counter()
     async with (
         open_viewer([folder]) as viewer,
-        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client,
+        aiohttp.ClientSession(
+            cookie_jar=aiohttp.CookieJar(unsafe=True), timeout=aiohttp.ClientTimeout(total=None)
+        ) as client,
     ):
         await client.get(viewer.url)  # sets the cookie
         found["start"] = _ms(started)
@@ -118,12 +123,90 @@ async def measure(folder: Path, turns: int) -> dict[str, Any]:
         }
         for when in ("while it indexes", "afterwards"):
             if when == "afterwards":
-                async with asyncio.timeout(600):
+                async with asyncio.timeout(3600):
                     await _indexed(client, viewer.origin, id)
                 found["index made, s"] = round(time.perf_counter() - started, 1)
             for what, address in addresses.items():
                 found[f"{what}, {when}"] = round(median([(await timed(address))[0] for _ in range(5)]), 1)
+        places = {
+            "list of the run": (f"runs/{id}", ".vt-body .open"),
+            "episode": (f"runs/{id}/episodes/{name}", ".turn article[aria-label]"),
+            "search": ("search?q=invoice%20window", ".hit"),
+        }
+        found["pages"] = await asyncio.to_thread(measure_pages, viewer.url, places)
     return found
+
+
+SCROLL = """([by, frames]) => new Promise((done) => {
+    let n = 0, most = 0;
+    const move = () => {
+        scrollBy(0, by);
+        most = Math.max(most, document.getElementsByTagName("*").length);
+        ++n < frames ? requestAnimationFrame(move) : setTimeout(() => done([most, scrollY]), 300);
+    };
+    requestAnimationFrame(move);
+})"""
+PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 1e9"
+
+
+def measure_pages(url: str, places: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    """For each place (address, selector of its rows): the first paint of five, and what :func:`scrolled` gives."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, Any] = {}
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), chromium_sandbox=False)
+        for what, (address, ready) in places.items():
+            paints = []
+            for _ in range(5):
+                context = browser.new_context(viewport={"width": 1280, "height": 900})
+                page = context.new_page()
+                page.goto(url + address)
+                page.wait_for_selector(ready)
+                paints.append(page.evaluate(PAINT))
+                if len(paints) < 5:
+                    context.close()
+            page.evaluate(SCROLL, [200, 5])  # what is compiled at first
+            longest, most, place = scrolled(browser, page, 200)
+            context.close()
+            found[what] = {
+                "first paint, ms": [round(paint) for paint in sorted(paints)],
+                "longest task while scrolling, ms": round(longest, 1),
+                "most elements": most,
+                "scrolled, pixels": round(place),
+            }
+        browser.close()
+    return found
+
+
+def scrolled(browser: Any, page: Any, by: int, frames: int = 150) -> tuple[float, int, float]:
+    """Scroll by ``by`` pixels in each frame: the longest task of the main thread in milliseconds, the most elements of
+    the document, and the place at the end.
+
+    Processor time counts, since a busy machine stretches every task. Tasks of the debugging protocol are left out."""
+    browser.start_tracing(page=page, categories=["toplevel"])
+    most, place = page.evaluate(SCROLL, [by, frames])
+    return longest_task(json.loads(browser.stop_tracing())), most, place
+
+
+def longest_task(trace: Mapping[str, Any]) -> float:
+    """The most processor time, in milliseconds, that one task of the page's main thread took."""
+    events = trace["traceEvents"]
+    main = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
+    }
+    own = [event for event in events if event.get("ph") == "X" and (event["pid"], event["tid"]) in main]
+    debugging = [event["ts"] for event in own if "DevToolsSession" in json.dumps(event.get("args", {}))]
+    tasks = [event for event in own if event["name"].endswith("RunTask")]
+    assert len(tasks) > 100, "nothing was traced"
+    shown = [
+        task.get("tdur", 0) / 1000
+        for task in tasks
+        if not any(task["ts"] <= at <= task["ts"] + task["dur"] for at in debugging)
+    ]
+    return max(shown)
 
 
 async def _indexed(client: Any, origin: str, id: str) -> None:
@@ -153,7 +236,9 @@ def main() -> None:
             make_run(folder, given.episodes, given.turns)
         os.environ["XDG_CACHE_HOME"] = str(Path(temporary, "cache"))
         found = asyncio.run(measure(folder, given.turns))
-    print(json.dumps({"episodes": given.episodes, "turns": given.episodes * given.turns, "ms": found}, indent=1))
+    pages = found.pop("pages")
+    size = {"episodes": given.episodes, "turns": given.episodes * given.turns}
+    print(json.dumps({**size, "answers, ms": found, "pages": pages}, indent=1))
 
 
 if __name__ == "__main__":

@@ -275,6 +275,7 @@ def token_answer(transcript: Transcript, turn: int) -> dict[str, Any] | None:
         "before": before,
         **token_answers(prompt[before:], sampled, logprobs, trained=False),
         "reward": None,
+        "advantages": None,
         "note": "A run folder stores ids and log-probs. It has no tokenizer, and nothing was trained on it.",
     }
 

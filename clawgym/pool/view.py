@@ -116,6 +116,19 @@ class PoolView:
             row = _load.row(db, id)
             return {name: row[name] for name in (*_LINE, "group")}, _load.pooled(row)
 
+    def find(self, id: str) -> int | None:
+        """The ``seq`` of the episode with an id; None if there is none."""
+        e = _schema.episodes.c
+        with self._store.read() as db:
+            return db.scalar(sa.select(e.seq).where(e.id == id))
+
+    def step(self, seq: int) -> int | None:
+        """The step of the consumer whose batch had the group of an episode last; None if none had."""
+        e, g, b = _schema.episodes.c, _schema.groups.c, _schema.batches.c
+        joined = _schema.episodes.join(_schema.groups, g.seq == e.group_seq).join(_schema.batches, b.seq == g.batch)
+        with self._store.read() as db:
+            return db.scalar(sa.select(b.step).select_from(joined).where(e.seq == seq))
+
     def turns(self, seq: int, id: str) -> tuple[Turn, ...]:
         """The turns of an episode."""
         with self._store.read() as db:

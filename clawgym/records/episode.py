@@ -206,6 +206,8 @@ class Episode(Tabular):
     limit), with the reason."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files that the agent's program wrote about its own work (transcript, log), by relative path."""
+    session: str | None = None
+    """Id of the gateway session, which is the id of the same episode in the gateway's pool; ``None`` without one."""
 
     @property
     def key(self) -> str:

@@ -97,6 +97,7 @@ def result_row(episode: Episode, *, attempt: int = 0) -> dict[str, Any]:
             "seconds": dict(episode.seconds),
             "dropped": list(episode.dropped),
             "finished": now(),
+            **({} if episode.session is None else {"session": episode.session}),
         }
     )
 

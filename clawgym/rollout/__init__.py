@@ -86,7 +86,7 @@ async def _settle(agent: ResidentAgent, attempt: Attempt, ended: Ended, graded: 
     finally:
         artifacts = await agent.close_session(attempt.opened, ended.end())
     files = {**ended.episode.files, **artifacts.files}
-    return replace(ended, episode=replace(ended.episode, usage=artifacts.usage, files=files))
+    return replace(ended, episode=replace(ended.episode, usage=artifacts.usage, files=files, session=session))
 
 
 async def _attempt_it(attempt: Attempt, agent: Agent, opening: Callable[[], Awaitable[None]] | None) -> Ended:

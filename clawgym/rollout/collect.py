@@ -89,7 +89,7 @@ async def collect_episode(
         turns = await gateway.in_pool(lambda pool: pool.turns(opened.id))
     except ClawGymError:
         turns = ()
-    return replace(ended, episode=replace(ended.episode, turns=turns))
+    return replace(ended, episode=replace(ended.episode, turns=turns, session=opened.id))
 
 
 async def _collect_resident(

@@ -12,6 +12,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -21,7 +22,7 @@ from clawgym.evaluation import answers as run_answers
 from clawgym.files import read_below
 from clawgym.records import Image
 from clawgym.records.atif import PICTURES, picture_name
-from clawgym.records.run_folder import RunFolder
+from clawgym.records.run_folder import RunFolder, safe_name
 from clawgym.reporting.page import plain, source_answer
 from clawgym.reporting.transcripts import Transcript
 from clawgym.viewer.catalog import Catalog
@@ -36,6 +37,8 @@ _LARGEST_JSON = 256 * 2**20
 _LARGEST_PICTURE = 64 * 2**20
 _KEPT_TRANSCRIPTS = 8
 _KEPT_ANSWERS = 64
+_MOST_POOLS = 100
+"""Pools that are searched for the episode of a run."""
 _AROUND = 120
 """Characters of a text that are shown before and after what was found."""
 _PICTURE = re.compile(r"[0-9a-f]{64}\.(png|jpg|gif|webp)")
@@ -117,6 +120,8 @@ class Answers:
                 return self._audit_tasks(id, query)
             case ["attacks", id]:
                 return self._attack(id)
+            case ["experiments", id]:
+                return self._experiment(id)
             case ["online", id]:
                 return self._online(id)
             case ["live"]:
@@ -303,7 +308,31 @@ class Answers:
             )
         except ValueError as error:
             raise Unanswered(404, f"{error}: delete the line to run its episode again") from error
-        return {**answer, "run": id, "pool": None}
+        return {**answer, "run": id, "pool": self._in_pool(rows[-1].get("session"))}
+
+    def _in_pool(self, session: object) -> dict[str, Any] | None:
+        """The episode of the pool that recorded a gateway session; None if its pool is not here."""
+        try:
+            from clawgym.viewer.pools import PoolAnswers
+        except ImportError:
+            return None
+        pools = [one for one in self._catalog.all() if one.kind == "pool"] if isinstance(session, str) else []
+        for source in pools[:_MOST_POOLS]:
+            with suppress(ClawGymError), PoolAnswers(source.path, source.id) as pool:
+                if (seq := pool.find(str(session)[:200])) is not None:
+                    return {"source": source.id, "seq": seq}
+        return None
+
+    def _in_run(self, episode: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The episode of a run whose gateway session an episode of a pool is; None if its run is not here."""
+        name = safe_name(episode["task"], episode["sample"])
+        for source in self._catalog.all():
+            if source.kind == "run":
+                with suppress(ClawGymError), self._catalog.index(source.id) as index:
+                    _, rows = index.episode(name) or ({}, [])
+                    if any(row.get("session") == episode["id"] for row in rows):
+                        return {"source": source.id, "name": name}
+        return None
 
     def _turns(self, id: str, name: str, query: Query) -> dict[str, Any]:
         source, _, _ = self._episode_rows(id, name)
@@ -440,7 +469,8 @@ class Answers:
     def _pool_episode(self, pool: Any, seq: int, what: Sequence[str], query: Query) -> dict[str, Any]:
         match what:
             case []:
-                return pool.episode(seq)
+                episode = pool.episode(seq)
+                return {**episode, "run": self._in_run(episode)}
             case ["turns"]:
                 offset, limit = _part(query)
                 total, items = pool.turns(seq, offset, limit)
@@ -466,21 +496,20 @@ class Answers:
             raise Unanswered(400, str(error)) from error
 
     def _document(self, source: FoundSource) -> dict[str, Any]:
-        """``audit.json`` or ``attack.json`` of a source; empty if there is none yet."""
+        """The results of an audit, attack or experiment; empty if there are none yet."""
+        name = _document_of(source)
 
         def read() -> dict[str, Any]:
             try:
-                found = json.loads(read_below(source.path, f"{source.kind}.json", _LARGEST_JSON))
+                found = json.loads(read_below(source.path, name, _LARGEST_JSON))
             except FileNotFoundError:
                 return {}
             except OSError as error:
-                raise Unanswered(
-                    404, f"{source.path}/{source.kind}.json {error.strerror}: run the command again"
-                ) from error
+                raise Unanswered(404, f"{source.path}/{name} {error.strerror}: run the command again") from error
             except (ValueError, RecursionError) as error:
-                raise Unanswered(404, f"{source.path}/{source.kind}.json is damaged: run the command again") from error
+                raise Unanswered(404, f"{source.path}/{name} is damaged: run the command again") from error
             if not isinstance(found, dict):
-                raise Unanswered(404, f"{source.path}/{source.kind}.json is damaged: run the command again")
+                raise Unanswered(404, f"{source.path}/{name} is damaged: run the command again")
             return found
 
         return self._kept(source, "document", read)
@@ -572,6 +601,17 @@ class Answers:
                 "infra": _texts(found.get("infra")),
             }
 
+    def _experiment(self, id: str) -> dict[str, Any]:
+        from clawgym.trainers.local.personal_report import report_answer
+
+        source = self._source(id, "experiment")
+        with _damage(source):
+            window = int(read_manifest(source.path).config["rollout"]["groups"])
+            results = {"hints": None, "cells": []} | self._document(source)
+            answer = self._kept(source, "experiment", lambda: report_answer(source.path.name, results, window))
+        known = {"path": str(source.path), "state": self._catalog.state(source), "changed": source.changed()}
+        return {**answer, "id": id, **known}
+
     def _online(self, id: str) -> dict[str, Any]:
         from clawgym.viewer.services import online_answer
 
@@ -618,6 +658,10 @@ class Answers:
         return self._catalog.processes.picture(f"{stem}/{number}")
 
 
+def _document_of(source: FoundSource) -> str:
+    return "results.json" if source.kind == "experiment" else f"{source.kind}.json"
+
+
 _EARNED = ("mean", "max", "above_0", "above_half", "crashed")
 
 
@@ -644,9 +688,8 @@ class _damage:
 
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         if isinstance(error, KeyError | TypeError | ValueError | AttributeError | OverflowError):
-            raise Unanswered(
-                404, f"{self._source.path}/{self._source.kind}.json is damaged: run the command again"
-            ) from error
+            name = _document_of(self._source)
+            raise Unanswered(404, f"{self._source.path}/{name} is damaged: run the command again") from error
 
 
 def _page(offset: int, total: int, everything: int, items: list[Any]) -> dict[str, Any]:

@@ -15,9 +15,14 @@ from clawgym.pool.sequences import paths_of, sequences_of
 from clawgym.pool.view import PoolView
 from clawgym.records import Image, Observation, Step, ToolCall, Turn, prompt_ids
 from clawgym.reporting.transcripts import step_answers, token_answers
+from clawgym.trainers.common.answers import trained_advantages
 
 __all__ = ["PoolAnswers", "steps_of"]
 
+_COMPUTED = (
+    "The training stored no advantages for this episode. They are computed here, by GRPO from the stored rewards of "
+    "the group, without penalties and process rewards."
+)
 _TOKENIZERS = ("base", "model")
 
 
@@ -92,8 +97,12 @@ class PoolAnswers:
         total, everything, rows = self._view.episodes(offset, limit, where, find)
         return total, everything, [_line(row) for row in rows]
 
+    def find(self, id: str) -> int | None:
+        """The ``seq`` of the episode with an id; None if there is none."""
+        return self._view.find(id)
+
     def episode(self, seq: int) -> dict[str, Any]:
-        """``PoolEpisode``. Raises :class:`~clawgym.errors.PoolError` if there is none."""
+        """``PoolEpisode``, without ``run``. Raises :class:`~clawgym.errors.PoolError` if there is none."""
         row, episode = self._view.episode(seq)
         _, _, groups = self._view.groups(0, 1, {"id": episode.group})
         members = groups[0][1] if groups else []
@@ -106,6 +115,7 @@ class PoolAnswers:
             if turn in where
         ]
         given = [reward for _, _, reward in members if reward is not None]
+        step, trained = self._trained(seq, episode.id)
         return {
             **_line(row),
             "pool": self._id,
@@ -116,6 +126,15 @@ class PoolAnswers:
             "meta": dict(episode.meta),
             "members": [{"seq": seq, "sample": sample, "reward": reward} for seq, sample, reward in members],
             "advantage": _advantage(episode.reward, given),
+            "trained": {
+                "step": step,
+                "turns": [
+                    {"turn": turn, "step": where.get(turn), "mean": mean, "least": least, "most": most}
+                    for turn, (mean, least, most) in sorted(trained.items())
+                ],
+            }
+            if trained
+            else None,
             "rewards_by_turn": rewards,
             "pictures": [
                 {"src": self._address(seen.image), "step": n}
@@ -123,9 +142,13 @@ class PoolAnswers:
                 for seen in step.observations
                 if seen.image is not None
             ],
-            "notes": ["The advantage is that of GRPO, from the stored rewards of the group. Training may add penalties "
-                      "and process rewards, whose sum is not stored."],
-        }  # fmt: skip
+            "notes": [] if trained else [_COMPUTED],
+        }
+
+    def _trained(self, seq: int, id: str) -> tuple[int | None, dict[int, tuple[float, float, float]]]:
+        """The step that trained on an episode, and the advantages of its turns, if the training stored them."""
+        step = self._view.step(seq)
+        return step, {} if step is None else trained_advantages(self._path.parent, step, id)
 
     def turns(self, seq: int, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
         """How many steps an episode has, and ``Step`` of a part of them."""
@@ -156,8 +179,13 @@ class PoolAnswers:
         trained = {index for path in paths_of(_shapes(turns)) for index in path.trained}
         decode, note = self._tokenizer()
         reward = self._view.rewards(seq)[0].get("judge", {}).get(turn)
-        known = self.episode(seq)["advantage"]
-        advantage = None if known is None else known["normalized"]
+        step, stored = self._trained(seq, episode.id)
+        if stored:
+            spread = stored.get(turn)
+            advantage = None if spread is None else spread[0]
+        else:
+            spread, known = None, self.episode(seq)["advantage"]
+            advantage = None if known is None else known["normalized"]
         return {
             "turn": turn,
             "turns": len(turns),
@@ -174,6 +202,9 @@ class PoolAnswers:
                 decode=decode,
             ),
             "reward": reward,
+            "advantages": {"step": step if stored else None, "spread": spread and list(spread[1:])}
+            if stored or advantage is not None
+            else None,
             "note": note,
         }
 

@@ -33,9 +33,10 @@ _WATCHED = {
     "training": (MANIFEST, "metrics.jsonl", "evaluations.jsonl", "timeline.jsonl", LOCK),
     "audit": (MANIFEST, "audit.json", LOCK),
     "attack": (MANIFEST, "attack.json", LOCK),
+    "experiment": (MANIFEST, "results.json", LOCK),
     "online": ("service.json", "address.json", "versions/log.jsonl", "gate/latest.json", "gate/watch.json"),
 }
-_KINDS = {"train": "training", "audit": "audit", "attack": "attack"}
+_KINDS = {"train": "training", "audit": "audit", "attack": "attack", "bench": "experiment"}
 """Kind of a run manifest -> kind of the source; any other is a run."""
 _POOL = b"Claw"
 """The mark of a pool in the header of its file."""

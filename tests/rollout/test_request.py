@@ -11,6 +11,7 @@ from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
 from clawgym.pool import Pool
 from clawgym.records import Outcome, VerifierResult
+from clawgym.records.run_folder import result_row
 from clawgym.rollout import Ended, EpisodeRequest, reward_of
 from clawgym.rollout.collect import collect_episode
 from clawgym.sandbox import Backend
@@ -54,5 +55,6 @@ async def test_pool_gets_requested_reward_and_penalties(
             ended = await collect_episode(request, lambda *_: NoopAgent(), backend, gateway, graded=graded)
         (stored,) = pool.episodes()
     assert (ended.reward, ended.penalties, ended.truncated) == (reward, {"length": -0.25}, False)
+    assert result_row(ended.episode)["session"] == stored.id
     assert (stored.id, stored.reward, stored.penalties) == (seen[0], reward, {"length": -0.25})
     assert (stored.seed, stored.sample, stored.rewards) == (5, 1, {"strict": 0.0, "official": 0.5})

@@ -315,7 +315,7 @@ def episode(line: Answer, run_id: str, turns: int, **more: Any) -> Answer:
         "turns": turns,
         "pictures": [],
         "has_tokens": False,
-        "pool": None,
+        "pool": {"source": "pool-1", "seq": 2} if line["name"] == "desktop" else None,
         "notes": [],
         **more,
     }
@@ -364,6 +364,7 @@ def tokens(turn: int, turns: int) -> Answer:
         "context": [token(k, False) for k in range(90)],
         "sampled": [token(k, True) for k in range(260)],
         "reward": 0.5,
+        "advantages": {"step": 41, "spread": [-0.4, 1.2]},
         "note": "",
     }
 
@@ -449,6 +450,7 @@ def training(training_id: str, *, seed: int = 1, state: str = "complete", steps:
             {"name": f"{k:06d}", "step": k, "best": k == 200, "last": k == 300} for k in (100, 200, 300) if k <= steps
         ],
         "pool": "pool-1",
+        "run": {"source": "small", "name": "desktop"},
         "notes": [],
     }
 
@@ -537,6 +539,10 @@ def pool_episode(seq: int) -> Answer:
         "meta": {"policy": 3},
         "members": [{"seq": 8 * (seq // 8) + k, "sample": k, "reward": float(k % 3 != 0)} for k in range(8)],
         "advantage": {"centred": 0.375, "normalized": 0.72},
+        "trained": {
+            "step": 41,
+            "turns": [{"turn": k, "step": k + 1, "mean": 0.72, "least": -0.4, "most": 1.2} for k in range(17)],
+        },
         "pictures": [],
         "notes": [],
         "rewards_by_turn": [{"step": k, "name": "judge", "value": math.sin(k / 2)} for k in range(1, 18)],
@@ -808,6 +814,23 @@ def search(text: str) -> Answer:
     return {"total": len(items), "all": len(items), "offset": 0, "items": items, "note": ""}
 
 
+def experiment(name: str, state: str = "complete", arms: int = 3) -> Answer:
+    """An experiment; without arms, one that has just begun."""
+    x = list(range(16, 16 * 13, 16))
+    lines = []
+    for n in range(arms):
+        y = [0.2 + (0.2 + 0.15 * n) * (1 - math.exp(-at / 60)) for at in x]
+        lines.append({"name": f"arm-{n}", "x": x, "y": y, "low": [v - 0.08 for v in y], "high": [v + 0.08 for v in y]})
+    drawn = {"title": "Score of first replies", "about": "means", "across": "session", "from": 0, "to": 1}
+    rows = [[f"arm-{n}", "3", "0.20 [0.11, 0.29]"] for n in range(arms)]
+    grid = {"title": "By arm", "about": "95 % intervals", "columns": ["arm", "seeds", "after"], "rows": rows}
+    return {
+        "id": name, "name": name, "path": f"/runs/{name}", "state": state, "changed": NOW, "about": [],
+        "notes": ["The policy uses hints."], "charts": [{**drawn, "lines": lines}] if arms else [],
+        "tables": [grid] if arms else [],
+    }  # fmt: skip
+
+
 def source(kind: str, source_id: str, **more: Any) -> Answer:
     empty = dict.fromkeys(("parent", "run", "training", "indexed"))
     about = {"path": f"{kind}s/{source_id}", "state": "complete", "problem": "", "changed": NOW, "label": ""}
@@ -865,6 +888,10 @@ class Made:
             self.answers[f"pools/pool-1/episodes/{seq}"] = pool_episode(seq)
             self.lists[f"pools/pool-1/episodes/{seq}/turns"] = (19, judged_step)
             self.answers[f"pools/pool-1/episodes/{seq}/sequences"] = tree()
+        self.answers |= {
+            "experiments/personal": experiment("personal"),
+            "experiments/begun": experiment("begun", "running", 0),
+        }
         self.answers |= {"boards/board-1": board(), "audits/audit-1": audit(), "attacks/attack-1": attack()}
         self.lists["audits/audit-1/tasks"] = (300, audit_task)
         self.answers |= {"online/online-1": online(True), "live": live(), "sources": self._sources()}
@@ -915,6 +942,7 @@ class Made:
                 "score": score,
             }
             found.append(source("training", name, state=made["state"], label="grpo, smol-135m", training=figures))
+        found.append(source("experiment", "personal"))
         found.append(source("pool", "pool-1", name="pool.db", parent="grpo-a", label="992 episodes"))
         found += [
             source(kind, f"{kind}-1", label="terminal-basic@2") for kind in ("board", "audit", "attack", "online")

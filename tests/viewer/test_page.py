@@ -42,6 +42,8 @@ PAGES = {
     "/boards/board-1": "model-0",
     "/audits/audit-1": "breaks the task",
     "/attacks/attack-1": "No exploit earned reward",
+    "/experiments/personal": "0.20 [0.11, 0.29]",
+    "/experiments/begun": "No results yet",
     "/online/online-1": "Roll back to it",
     "/live": "process 4711",
     "/search?q=incoming": "20 hits",

@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
+from ..conftest import benchmark
 from .conftest import Tab
 from .made import Server
 
-SCROLL = """([by, frames]) => new Promise((done) => {
-    let n = 0, most = 0;
-    const move = () => {
-        scrollBy(0, by);
-        most = Math.max(most, document.getElementsByTagName("*").length);
-        ++n < frames ? requestAnimationFrame(move) : setTimeout(() => done([most, scrollY]), 300);
-    };
-    requestAnimationFrame(move);
-})"""
-
-
-def longest_task(trace: dict[str, Any]) -> float:
-    """The most processor time, in milliseconds, that one task of the page's main thread took.
-
-    Processor time, since a busy machine stretches every task. Tasks of the debugging protocol are left out.
-    """
-    events = trace["traceEvents"]
-    main = {
-        (event["pid"], event["tid"])
-        for event in events
-        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
-    }
-    own = [event for event in events if event.get("ph") == "X" and (event["pid"], event["tid"]) in main]
-    debugging = [event["ts"] for event in own if "DevToolsSession" in json.dumps(event.get("args", {}))]
-    tasks = [event for event in own if event["name"].endswith("RunTask")]
-    assert len(tasks) > 100, "nothing was traced"
-    shown = [
-        task.get("tdur", 0) / 1000
-        for task in tasks
-        if not any(task["ts"] <= at <= task["ts"] + task["dur"] for at in debugging)
-    ]
-    return max(shown)
+MEASURES = benchmark("viewer")
 
 
 @pytest.mark.parametrize(
@@ -54,10 +23,8 @@ def test_scrolling_makes_no_long_task_and_the_document_stays_small(
     tab = Tab(browser)
     page = tab.open(shared.url + address)
     page.wait_for_selector(ready)
-    page.evaluate(SCROLL, [by, 5])  # what is compiled at first
-    browser.start_tracing(page=page, categories=["toplevel"])
-    most, place = page.evaluate(SCROLL, [by, 150])
-    longest = longest_task(json.loads(browser.stop_tracing()))
+    page.evaluate(MEASURES.SCROLL, [by, 5])  # what is compiled at first
+    longest, most, place = MEASURES.scrolled(browser, page, by)
     tab.context.close()
     print(f"{address}: longest task {longest:.0f} ms, at most {most} elements")
     assert place > 100 * by, "it did not scroll"
@@ -72,7 +39,7 @@ def test_the_first_paint_comes_within_a_second(address: str, shared: Server, bro
     for _ in range(5):
         tab = Tab(browser)
         page = tab.open(shared.url + address)
-        paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 1e9"))
+        paints.append(page.evaluate(MEASURES.PAINT))
         tab.context.close()
         if paints[-1] < 1000:
             break

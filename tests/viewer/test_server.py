@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 from clawgym.online.versions import Versions
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.records import Turn
-from clawgym.records.run_folder import make_manifest
+from clawgym.records.run_folder import RunFolder, make_manifest
 from clawgym.reporting import page
+from clawgym.trainers.common.answers import advantages_file
 from clawgym.viewer.server import Viewer, open_viewer
 
 from .api_types import TYPES
@@ -401,11 +403,33 @@ async def test_answers_about_a_pool(tmp_path: Path) -> None:
             assert [(t["id"], t["trained"], round(t["advantage"], 3)) for t in tokens["sampled"]] == [
                 (5, True, -0.707), (6, True, -0.707)
             ]  # fmt: skip
+            assert tokens["advantages"] == {"step": None, "spread": None}
+            assert "computed here" in shown["notes"][0]
             tree = await client.get(f"pools/{id}/episodes/{seq}/sequences", "SequenceTree")
             assert tree["sequences"] == [{"turns": [0, 1], "trained": [0, 1], "ids": 6, "trained_ids": 3}]
             assert "no episode 99" in await client.fails(f"pools/{id}/episodes/99", 404)
             assert "no such thing" in await client.fails(f"pools/{id}/pictures/{'0' * 64}", 404)
         assert (tmp_path / "pool.db").read_bytes() == before
+        assert pool.fetch("trainer", step=4) is not None
+        (tmp_path / "advantages").mkdir()
+        stored = advantages_file(tmp_path, 4)
+        stored.write_text(json.dumps({shown["id"]: {"1": [0.5, -1, 2]}}))
+        async with opened(tmp_path) as client:
+            shown = await client.get(f"pools/{id}/episodes/{seq}", "PoolEpisode")
+            assert shown["trained"] == {
+                "step": 4,
+                "turns": [{"turn": 1, "step": 2, "mean": 0.5, "least": -1.0, "most": 2.0}],
+            }
+            assert shown["notes"] == []
+            tokens = await client.get(f"pools/{id}/episodes/{seq}/tokens?turn=1", "Tokens")
+            assert [token["advantage"] for token in tokens["sampled"]] == [0.5, 0.5]
+            assert tokens["advantages"] == {"step": 4, "spread": [-1.0, 2.0]}
+            tokens = await client.get(f"pools/{id}/episodes/{seq}/tokens?turn=0", "Tokens")
+            assert [token["advantage"] for token in tokens["sampled"]] == [None], "this turn was not trained on"
+            stored.write_text('{"' + shown["id"] + '": [[')
+            assert (await client.get(f"pools/{id}/episodes/{seq}", "PoolEpisode"))["trained"] is None
+            stored.unlink()
+            stored.parent.rmdir()
     files = {path.name for path in tmp_path.iterdir()}
     async with opened(tmp_path) as client:  # nobody writes it any more
         await client.get(f"pools/{id}", "Pool")
@@ -471,6 +495,48 @@ async def test_compare_and_board(tmp_path: Path) -> None:
             (1, "good", ids["good"]), (2, "bad", ids["bad"])
         ]  # fmt: skip
         assert "cannot rank" in await client.fails(f"boards/{board['id']}?by=luck", 400)
+
+
+async def test_an_episode_of_a_run_and_of_a_pool_are_linked(tmp_path: Path) -> None:
+    with Pool(tmp_path / "pool.db") as pool:
+        sessions = [pool.open_episode(task_id="a", task_hash="h" * 8, sample=0, seed=1, agent="a") for _ in range(2)]
+        for session in sessions:
+            pool.close_episode(session, EpisodeEnd(outcome="solved", reward=1.0))
+    with open_run(tmp_path / "first", ["a", "b"]) as run:
+        run.record(replace(episode("a", {"x": 1.0}), session=sessions[1]))
+        run.record(replace(episode("b", {"x": 1.0}), session="elsewhere"))
+    async with opened(tmp_path) as client:
+        sources = await client.sources()
+        run_id, pool_id = sources["first"]["id"], sources["pool.db"]["id"]
+        found = await client.get(f"runs/{run_id}/episodes/a.0", "Episode")
+        assert found["pool"] == {"source": pool_id, "seq": 2}
+        assert (await client.get(f"runs/{run_id}/episodes/b.0", "Episode"))["pool"] is None
+        same = await client.get(f"pools/{pool_id}/episodes/2", "PoolEpisode")
+        assert same["run"] == {"source": run_id, "name": "a.0"}
+        other = await client.get(f"pools/{pool_id}/episodes/1", "PoolEpisode")
+        assert other["run"] is None, "of the same task and sample, but another session"
+
+
+async def test_answers_about_an_experiment(tmp_path: Path) -> None:
+    config = {"bench": "personal", "rollout": {"groups": 2}}
+    for name in ("good", "new", "damaged"):
+        with RunFolder.open(tmp_path / name, make_manifest("bench", config=config)):
+            pass
+    score = {"value": 0.5, "low": 0.4, "high": 0.6}
+    at = {"score": score, "right": score, "content": score, "rules": {"short": 0.5}}
+    cell = {
+        "method": "opd", "seed": 0, "rules": ["short"], "before": at, "after": at, "change": score,
+        "stable_after": None, "first_replies": [0.0, 1.0, 1.0, 1.0], "ended": ATTACK,
+    }  # fmt: skip
+    (tmp_path / "good/results.json").write_text(json.dumps({"hints": None, "cells": [cell]}))
+    (tmp_path / "damaged/results.json").write_text(json.dumps({"cells": [cell | {"first_replies": "no"}]}))
+    async with opened(tmp_path) as client:
+        sources = await client.sources()
+        found = await client.get(f"experiments/{sources['good']['id']}", "Experiment")
+        assert found["charts"][0]["lines"][0]["y"] == [0.5, 1.0]
+        assert found["tables"][2]["rows"] == [["opd, seed 0", "0.00 1.00 1.00 1.00", STRIPPED]]
+        assert (await client.get(f"experiments/{sources['new']['id']}", "Experiment"))["charts"] == []
+        assert "results.json is damaged" in await client.fails(f"experiments/{sources['damaged']['id']}", 404)
 
 
 async def test_answers_about_an_audit_and_an_attack(tmp_path: Path) -> None:

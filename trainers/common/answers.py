@@ -20,7 +20,7 @@ from clawgym.records.manifest import RunManifest
 from clawgym.records.run_folder import MANIFEST
 from clawgym.trainers.common.data_use import data_uses
 
-__all__ = ["training_answer", "training_figures", "training_tables"]
+__all__ = ["advantages_file", "trained_advantages", "training_answer", "training_figures", "training_tables"]
 
 _LARGEST = 256 * 2**20
 """Most bytes of a file that is read."""
@@ -113,6 +113,21 @@ def training_tables(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, 
     if len(kept) * len({name for row in kept for name in row}) > _VALUES:
         raise RunFolderError(f"{folder / 'metrics.jsonl'} has more than {_VALUES:,} values: read the file in parts")
     return kept, _scores(folder, notes), notes
+
+
+def advantages_file(folder: Path, step: int) -> Path:
+    """Where a training run keeps the advantages of a step."""
+    return folder / "advantages" / f"{step:08d}.json"
+
+
+def trained_advantages(folder: Path, step: int, episode: str) -> dict[int, tuple[float, float, float]]:
+    """Turn -> mean, least and most of the advantages of its tokens, as a step trained on them; empty if not stored."""
+    try:
+        data = read_below(folder, str(advantages_file(folder, step).relative_to(folder)), _LARGEST)
+        found = json.loads(data)[episode].items()
+        return {int(turn): (float(mean), float(least), float(most)) for turn, (mean, least, most) in found}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
 
 
 def _manifest(folder: Path) -> RunManifest:

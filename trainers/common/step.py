@@ -85,6 +85,8 @@ class BatchLearner(ABC):
         self._warmup = warmup or config.optimizer.warmup
         self.updates = 0
         """Optimizer steps taken."""
+        self.advantages = torch.empty(0)
+        """(S,) of each trained token of the last batch, as its updates used them."""
 
     def train_step(
         self, batch: TrainingBatch, *, seed: int, done: float = 0.0, imitation: Imitated | None = None
@@ -117,6 +119,7 @@ class BatchLearner(ABC):
             )
         advantages, teachers = self._advantages(batch, old)
         batch = replace(batch, advantages=advantages)
+        self.advantages = advantages
         metrics.set("opd/tokens_taught_frac", teachers)
         if importance is not None and about.importance.startswith("masked"):
             metrics.add("training/importance_masked_frac", (importance == 0).float().mean(), len(old))

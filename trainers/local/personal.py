@@ -31,6 +31,7 @@ from clawgym.gateway.session_engine import SessionEngine
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.pool.states import Batch
 from clawgym.records.run_folder import RunFolder, make_manifest
+from clawgym.reporting.experiment import experiment_page
 from clawgym.rewards.hints import with_hint
 from clawgym.rewards.rules import DegradedJudge
 from clawgym.rewards.scoring import ScoreRequest
@@ -51,7 +52,7 @@ from clawgym.trainers.common.supervised import masked_sequence
 from clawgym.trainers.common.teaching import find_teachers
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.learner import Learner
-from clawgym.trainers.local.personal_report import hint_summary, report
+from clawgym.trainers.local.personal_report import hint_summary, report, report_answer
 from clawgym.trainers.local.training_state import TrainingState
 from clawgym.visible import visible_lines
 
@@ -132,6 +133,8 @@ def _write(folder: RunFolder) -> dict[str, Any]:
     results = {"hints": rows.get("hints"), "cells": [row for key, row in rows.items() if key != "hints"]}
     folder.write_json("results.json", results)
     folder.write("report.md", visible_lines(report(results)).encode())
+    name, window = folder.path.resolve().name, folder.manifest.config["rollout"]["groups"]
+    folder.write("report.html", experiment_page(report_answer(name, results, window)).encode())
     return results
 
 

@@ -10,9 +10,29 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from clawgym.reporting.experiment import chart, experiment, line, markdown, table
 from clawgym.statistics import CONFIDENCE, student_t
 
-__all__ = ["Interval", "by_method", "hint_summary", "learning_curves", "over_seeds", "report", "format_interval"]
+__all__ = [
+    "COLUMNS",
+    "Interval",
+    "by_method",
+    "cells_of",
+    "curves",
+    "format_interval",
+    "hint_summary",
+    "learning_curves",
+    "over_seeds",
+    "report",
+    "report_answer",
+    "tables",
+]
+
+COLUMNS = (
+    *("method", "seeds", "before", "during training", "after", "change", "minus random votes"),
+    *("all rules kept, after", "content, after", "sessions until stable"),
+)
+"""Of the table by method."""
 
 Interval = tuple[float, float, float]
 """Mean, low, high."""
@@ -47,9 +67,7 @@ def by_method(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Means over seeds, by method, as :data:`Interval`: ``before``, ``after``, ``learning`` (first replies of all
     training sessions), ``change``, ``right``, ``content``; ``against_random`` (the change minus that with random votes,
     same person). Also ``stable``: sessions until stable, for each seed."""
-    cells: dict[str, list[Mapping[str, Any]]] = {}
-    for cell in sorted(results["cells"], key=lambda cell: cell["seed"]):
-        cells.setdefault(cell["method"], []).append(cell)
+    cells = cells_of(results)
     control = {cell["seed"]: cell["change"]["value"] for cell in cells.get("random", ())}
     found: dict[str, dict[str, Any]] = {}
     for method, rows in cells.items():
@@ -69,66 +87,105 @@ def by_method(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def learning_curves(cells: Mapping[str, Sequence[Mapping[str, Any]]], window: int) -> tuple[list[Any], list[Any]]:
-    """Lines and bands of a chart (:func:`~clawgym.trainers.common.report.curve`): first replies while training.
+def learning_curves(cells: Mapping[str, Sequence[Mapping[str, Any]]], window: int) -> list[dict[str, Any]]:
+    """The lines of a chart (:func:`~clawgym.reporting.experiment.line`): first replies while training.
 
-    Each label has a line of means over its cells, which have one seed each, and a band from the lowest to the highest
-    seed; a point for each ``window`` sessions. A seed that ended early leaves the mean there."""
-    lines, bands = [], []
+    Each label has a line of means over its cells, which have one seed each, with the interval of :func:`over_seeds`; a
+    point for each ``window`` sessions. A seed that ended early leaves the mean there."""
+    lines = []
     for label, rows in cells.items():
         first = [row["first_replies"] for row in rows]
-        points: list[tuple[float, float, float, float]] = []
+        points = []
         for end in range(window, max(map(len, first), default=0) + 1, window):
             means = [fmean(values[end - window : end]) for values in first if len(values) >= end]
-            points.append((end, fmean(means), min(means), max(means)))
-        lines.append((label, [(x, y) for x, y, _, _ in points]))
-        bands.append([(x, low, high) for x, _, low, high in points])
-    return lines, bands
+            points.append((float(end), *over_seeds(means)))
+        lines.append(line(label, points))
+    return lines
+
+
+def curves(title: str, cells: Mapping[str, Sequence[Mapping[str, Any]]], window: int) -> dict[str, Any]:
+    """The chart of :func:`learning_curves`."""
+    about = f"Means of {window} sessions and of the seeds, with 95 % intervals over the seeds (Student's t)."
+    return chart(title, learning_curves(cells, window), about=about, low=0.0, high=1.0)
+
+
+def cells_of(results: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """Method -> its cells, by seed."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for cell in sorted(results["cells"], key=lambda cell: cell["seed"]):
+        found.setdefault(cell["method"], []).append(cell)
+    return found
+
+
+def tables(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tables of the report: by method, by cell, and the course of each cell."""
+    methods = [
+        [
+            method,
+            str(row["seeds"]),
+            f"{row['before'][0]:.2f}",
+            format_interval(row["learning"]),
+            format_interval(row["after"]),
+            format_interval(row["change"], sign=True),
+            "" if row["against_random"] is None else format_interval(row["against_random"], sign=True),
+            format_interval(row["right"]),
+            format_interval(row["content"]),
+            ", ".join("never" if n is None else str(n) for n in row["stable"]),
+        ]
+        for method, row in by_method(results).items()
+    ]
+    cells = sorted(results["cells"], key=lambda cell: (cell["seed"], cell["method"]))
+    each = [
+        [
+            f"{cell['method']}, seed {cell['seed']}",
+            ", ".join(cell["rules"]),
+            _of(cell["before"]["score"]),
+            _of(cell["after"]["score"]),
+            _of(cell["change"], sign=True),
+            f"{cell['before']['content']['value']:.2f} to {cell['after']['content']['value']:.2f}",
+            ", ".join(f"{name} {value:.2f}" for name, value in cell["after"]["rules"].items()),
+        ]
+        for cell in cells
+    ]
+    parts = [
+        [f"{cell['method']}, seed {cell['seed']}", " ".join(_splits(cell["first_replies"])), cell["ended"] or ""]
+        for cell in cells
+    ]
+    score = "The score of a first reply to a held-out request is the mean over the person's rules, times the share of "
+    return [
+        table("By method", COLUMNS, methods, f"{score}the content. Intervals (95 %) are over seeds (Student's t)."),
+        table(
+            "By cell",
+            ("cell", "rules", "before", "after", "change", "content", "rules, after"),
+            each,
+            "Intervals (95 %) are over requests.",
+        ),
+        table(
+            "During training",
+            ("cell", "mean score of first replies", "ended early"),
+            parts,
+            "In consecutive parts of the sessions.",
+        ),
+    ]
 
 
 def report(results: Mapping[str, Any]) -> str:
     """``report.md``."""
-    lines = [
-        "# Does the policy learn the person's style?",
-        "",
-        hint_summary(results["hints"]),
-        "",
-        "The score of a first reply to a held-out request is the mean over the person's rules, times the share of the "
-        "content.",
-        "Intervals (95 %) are over seeds (Student's t) in the first table, over requests in the second.",
-        "",
-        "| method | seeds | before | during training | after | change | minus random votes | all rules kept, after | "
-        "content, after | sessions until stable |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for method, row in by_method(results).items():
-        against = "" if row["against_random"] is None else format_interval(row["against_random"], sign=True)
-        stable = ", ".join("never" if n is None else str(n) for n in row["stable"])
-        lines.append(
-            f"| {method} | {row['seeds']} | {row['before'][0]:.2f} | {format_interval(row['learning'])} | "
-            f"{format_interval(row['after'])} | "
-            f"{format_interval(row['change'], sign=True)} | {against} | {format_interval(row['right'])} | "
-            f"{format_interval(row['content'])} | "
-            f"{stable} |"
-        )
-    lines += [
-        "",
-        "| cell | rules | before | after | change | content | rules, after |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for cell in sorted(results["cells"], key=lambda cell: (cell["seed"], cell["method"])):
-        rules = ", ".join(f"{name} {value:.2f}" for name, value in cell["after"]["rules"].items())
-        lines.append(
-            f"| {cell['method']}, seed {cell['seed']} | {', '.join(cell['rules'])} | {_of(cell['before']['score'])} | "
-            f"{_of(cell['after']['score'])} | {_of(cell['change'], sign=True)} | "
-            f"{cell['before']['content']['value']:.2f} to {cell['after']['content']['value']:.2f} | {rules} |"
-        )
-    lines += ["", "Mean score of first replies during training, in consecutive parts of the sessions:", ""]
-    for cell in sorted(results["cells"], key=lambda cell: (cell["seed"], cell["method"])):
-        lines.append(f"- {cell['method']}, seed {cell['seed']}: {' '.join(_splits(cell['first_replies']))}")
-        if cell["ended"]:
-            lines.append(f"  - ended early: {cell['ended']}")
-    return "\n".join(lines) + "\n"
+    parts = [f"## {grid['title']}\n\n{grid['about']}\n\n{markdown(grid)}" for grid in tables(results)]
+    return "\n\n".join(["# Does the policy learn the person's style?", hint_summary(results["hints"]), *parts]) + "\n"
+
+
+def report_answer(name: str, results: Mapping[str, Any], window: int) -> dict[str, Any]:
+    """``Experiment`` of the answers of ``clawgym view``. ``window``: sessions of one training step.
+
+    Without the curve of ``random``, which is a control."""
+    shown = {method: rows for method, rows in cells_of(results).items() if method != "random"}
+    return experiment(
+        name,
+        notes=[hint_summary(results["hints"])],
+        charts=[curves("Score of first replies during training", shown, window)] if shown else [],
+        tables=tables(results) if results["cells"] else [],
+    )
 
 
 def _splits(values: Sequence[float]) -> list[str]:

@@ -27,6 +27,7 @@
  * | audits/ID                                          | Audit                                             |
  * | audits/ID/tasks?offset&limit&flaw&q                | Page<AuditTask>                                   |
  * | attacks/ID                                         | Attack                                            |
+ * | experiments/ID                                     | Experiment                                        |
  * | online/ID                                          | Online                                            |
  * | online/ID/promote   POST {"version": number}       | Online (only if Sources.writable)                 |
  * | online/ID/rollback  POST {"version": number|null}  | Online (only if Sources.writable)                 |
@@ -57,7 +58,7 @@ export interface Failure {
   error: string;
 }
 
-export type Kind = "run" | "training" | "pool" | "board" | "audit" | "attack" | "online";
+export type Kind = "run" | "training" | "pool" | "board" | "audit" | "attack" | "experiment" | "online";
 /**
  * running: another process writes it now. complete: everything that was planned is there. incomplete: interrupted, or
  * not started. damaged: cannot be read; `problem` says why. unknown: nothing says whether it is complete.
@@ -352,7 +353,7 @@ export interface Episode extends EpisodeLine {
   pictures: Picture[];
   /** Whether `tokens` has something for a turn of this episode. */
   has_tokens: boolean;
-  /** The same episode in a pool. */
+  /** The same episode in a pool, which recorded its gateway session. */
   pool: { source: string; seq: number } | null;
   /** What is not stored, or left out, in plain words. */
   notes: string[];
@@ -464,8 +465,17 @@ export interface Tokens {
   sampled: Token[];
   /** What training added up for this turn; null if nothing is stored. */
   reward: number | null;
+  /** Where the advantages are from; null without any. */
+  advantages: AdvantagesOf | null;
   /** What is missing and why, for example the text of the tokens without a tokenizer. */
   note: string;
+}
+
+export interface AdvantagesOf {
+  /** The step of the training that used them; null if they are computed by GRPO from the rewards of the group. */
+  step: number | null;
+  /** Least and most of the tokens of this turn, whose mean is shown; null if computed, or if the turn was not trained on. */
+  spread: [number, number] | null;
 }
 
 export interface Token {
@@ -720,6 +730,8 @@ export interface PoolEpisodeLine {
 
 export interface PoolEpisode extends PoolEpisodeLine {
   pool: string;
+  /** The same episode in a run. */
+  run: { source: string; name: string } | null;
   rewards: Record<string, number>;
   penalties: Record<string, number>;
   tags: string[];
@@ -730,10 +742,22 @@ export interface PoolEpisode extends PoolEpisodeLine {
   members: { seq: number; sample: number; reward: number | null }[];
   /** Its reward minus the mean of its group, and that divided by the standard deviation; null if undefined. */
   advantage: { centred: number; normalized: number | null } | null;
+  /** The advantages that training used; null if it stored none. */
+  trained: { step: number; turns: TurnAdvantage[] } | null;
   /** Every turn that a judge scored, by the index of its step. */
   rewards_by_turn: { step: number; name: string; value: number | null }[];
   pictures: Picture[];
   notes: string[];
+}
+
+/** The advantages of the tokens of one turn. */
+export interface TurnAdvantage {
+  turn: number;
+  /** Index of its step in the transcript; null if the turn is gone. */
+  step: number | null;
+  mean: number;
+  least: number;
+  most: number;
 }
 
 /** The turns as a tree, and the training sequences, which are its paths. */
@@ -863,6 +887,48 @@ export interface AttackRate {
   allowed: boolean;
   rate: number;
   earned_on: string[];
+}
+
+// ------------------------------------------------------------------------------------------------------- experiments
+
+/** An experiment that compares arms, such as methods of training (benchmarks/personal.py). */
+export interface Experiment {
+  id: string;
+  name: string;
+  path: string;
+  state: State;
+  changed: number;
+  about: [string, string][];
+  notes: string[];
+  charts: Curves[];
+  tables: Grid[];
+}
+
+export interface Curves {
+  title: string;
+  about: string;
+  /** Name of the horizontal axis. */
+  across: string;
+  /** Limits of the vertical axis; null: as the values are. */
+  from: number | null;
+  to: number | null;
+  lines: Curve[];
+}
+
+/** One arm, with its interval. */
+export interface Curve {
+  name: string;
+  x: number[];
+  y: number[];
+  low: number[];
+  high: number[];
+}
+
+export interface Grid {
+  title: string;
+  about: string;
+  columns: string[];
+  rows: string[][];
 }
 
 // ------------------------------------------------------------------------------------------------------------ online

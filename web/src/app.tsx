@@ -9,6 +9,7 @@ import { AttackPage, AuditPage } from "./pages/audit";
 import { BoardPage } from "./pages/board";
 import { ComparePage } from "./pages/compare";
 import { EpisodePage, PoolEpisodePage } from "./pages/episode";
+import { ExperimentPage } from "./pages/experiment";
 import { LivePage } from "./pages/live";
 import { OnlinePage } from "./pages/online";
 import { PoolPage } from "./pages/pool";
@@ -98,6 +99,7 @@ export function App() {
             <Route path="/boards/:id" component={BoardPage} />
             <Route path="/audits/:id" component={AuditPage} />
             <Route path="/attacks/:id" component={AttackPage} />
+            <Route path="/experiments/:id" component={ExperimentPage} />
             <Route path="/online/:id" component={OnlinePage} />
             <Route path="/live" component={LivePage} />
             <Route path="/search" component={SearchPage} />

@@ -43,12 +43,13 @@ export const Chart = memo(function Chart(props: Props) {
   const pick = useRef(props.onPick);
   pick.current = props.onPick;
   const xs = useMemo(() => [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b), [lines]);
+  const place = xs.every(Number.isInteger) ? whole : number;
   const columns = useMemo(() => lines.map((line) => column(xs, line)), [xs, lines]);
 
   useEffect(() => {
-    const place = holder.current;
-    if (!place || !xs.length) return;
-    const style = getComputedStyle(place);
+    const box = holder.current;
+    if (!box || !xs.length) return;
+    const style = getComputedStyle(box);
     const colour = (name: string) => style.getPropertyValue(name).trim();
     const data: (number | null)[][] = [xs];
     const series: uPlot.Series[] = [{}];
@@ -76,16 +77,16 @@ export const Chart = memo(function Chart(props: Props) {
     });
     const ink = { stroke: colour("--soft"), font: "11px system-ui", grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
     const options: uPlot.Options = {
-      width: Math.max(160, place.clientWidth),
+      width: Math.max(160, box.clientWidth),
       height,
       legend: { show: false },
       padding: [8, 16, 0, 0],
       scales: {
-        x: { time: false, ...(xs.length === 1 ? { range: [(xs[0] ?? 0) - 1, (xs[0] ?? 0) + 1] } : {}) },
+        x: { time: false, range: (_, low, high) => (xs.length === 1 ? [low - 1, high + 1] : props.bars ? [low - 0.6, high + 0.6] : [low, high]) },
         y: { range: (_, low, high) => limits(low, high, props.from, props.to) },
       },
       axes: [
-        { ...ink, size: 26, gap: 4, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? whole(tick) : "")) },
+        { ...ink, size: 26, gap: 4, values: (_, ticks) => ticks.map((tick) => (place === whole && !Number.isInteger(tick) ? "" : place(tick))) },
         { ...ink, size: 52, gap: 4, values: (_, ticks) => ticks.map((tick) => number(tick)) },
       ],
       series,
@@ -100,7 +101,7 @@ export const Chart = memo(function Chart(props: Props) {
         setCursor: [(u) => setAt(u.cursor.idx ?? null)],
       },
     };
-    const made = new uPlot(options, data as uPlot.AlignedData, place);
+    const made = new uPlot(options, data as uPlot.AlignedData, box);
     plot.current = made;
     const click = () => {
       const index = made.cursor.idx;
@@ -108,16 +109,16 @@ export const Chart = memo(function Chart(props: Props) {
     };
     made.over.addEventListener("click", click);
     const watch = new ResizeObserver(() => {
-      const width = Math.max(160, place.clientWidth);
+      const width = Math.max(160, box.clientWidth);
       if (width !== made.width) made.setSize({ width, height });
     });
-    watch.observe(place);
+    watch.observe(box);
     return () => {
       watch.disconnect();
       made.destroy();
       plot.current = null;
     };
-  }, [xs, lines, columns, off, scheme, height, props.from, props.to, props.sync, props.bars]);
+  }, [xs, place, lines, columns, off, scheme, height, props.from, props.to, props.sync, props.bars]);
 
   const index = at ?? xs.length - 1;
   const latest = lines
@@ -135,7 +136,7 @@ export const Chart = memo(function Chart(props: Props) {
       {xs.length === 0 ? (
         <p className="soft">Nothing has been measured yet.</p>
       ) : table ? (
-        <Values xs={xs} lines={lines} columns={columns} across={across} title={title} />
+        <Values xs={xs} place={place} lines={lines} columns={columns} across={across} title={title} />
       ) : (
         <>
           <div
@@ -146,7 +147,7 @@ export const Chart = memo(function Chart(props: Props) {
           />
           <ul className="legend">
             <li className="soft">
-              {across} <output style={{ marginLeft: 4 }}>{whole(xs[index])}</output>
+              {across} <output style={{ marginLeft: 4 }}>{place(xs[index])}</output>
             </li>
             {lines.map((line, n) => {
               const own = columns[n];
@@ -224,7 +225,7 @@ function nearest(values: (number | null)[], index: number): number | null {
   return null;
 }
 
-function Values({ xs, lines, columns, across, title }: { xs: number[]; lines: Line[]; columns: Column[]; across: string; title: string }) {
+function Values({ xs, place, lines, columns, across, title }: { xs: number[]; place: (x: number) => string; lines: Line[]; columns: Column[]; across: string; title: string }) {
   const most = 200;
   const step = Math.max(1, Math.ceil(xs.length / most));
   return (
@@ -249,7 +250,7 @@ function Values({ xs, lines, columns, across, title }: { xs: number[]; lines: Li
                 at % step === 0 && (
                   <tr key={x}>
                     <th scope="row" className="num">
-                      {whole(x)}
+                      {place(x)}
                     </th>
                     {columns.map((own, n) => (
                       <td key={n} className="num">

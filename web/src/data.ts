@@ -273,12 +273,13 @@ function heard(event: MessageEvent<string>) {
 export function listen(): void {
   if (embedded || stream) return;
   stream = new EventSource("/api/events");
+  const began = performance.now();
   state = "connecting";
   stream.onopen = () => {
-    const lost = state === "lost";
+    const late = state === "lost" || performance.now() - began > 300;
     state = "open";
     // What changed in the meantime is unknown.
-    tell(...(lost ? counts.keys() : []));
+    tell(...(late ? counts.keys() : []));
   };
   stream.onmessage = heard;
   stream.onerror = () => {

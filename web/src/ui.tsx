@@ -348,7 +348,7 @@ export function Histogram({ low, high, names }: { low: number[]; high: number[];
   const label = `Histogram of official scores: ${sum(high)} ${names[1]}, ${sum(low)} ${names[0]}; at most ${most} in one of ${n} bins.`;
   return (
     <figure>
-      <svg viewBox={`-34 -10 ${width + 44} ${height + 32}`} width="100%" role="img" aria-label={label}>
+      <svg viewBox={`-34 -10 ${width + 54} ${height + 32}`} width="100%" role="img" aria-label={label}>
         <defs>
           <pattern id={id} width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
             <rect width="5" height="5" fill="var(--c1)" opacity="0.45" />
@@ -463,8 +463,27 @@ export interface Col<T> {
 const classOf = <T,>(col: Col<T>, body: boolean) =>
   [col.num && "num", body && col.grow && "grow", col.wide && "big-only"].filter(Boolean).join(" ") || undefined;
 
-/** A small table, scrolled sideways where it is wider than the screen. `id` names the rows of a list whose order changes. */
-export function Table<T>(props: { label: string; cols: Col<T>[]; rows: T[]; most?: number; card?: boolean; id?: (row: T) => string }) {
+interface TableProps<T> {
+  label: string;
+  cols: Col<T>[];
+  rows: T[];
+  most?: number;
+  card?: boolean;
+  /** Names the rows of a list whose order changes. */
+  id?: (row: T) => string;
+}
+
+/** A section that is one table. */
+export function Listing<T>({ title, aside, ...table }: Omit<TableProps<T>, "label" | "card"> & { title: string; aside?: ReactNode }) {
+  return (
+    <Section title={title} aside={aside}>
+      <Table card label={title} {...table} />
+    </Section>
+  );
+}
+
+/** A small table, scrolled sideways where it is wider than the screen. */
+export function Table<T>(props: TableProps<T>) {
   const { cols, rows, most = 50 } = props;
   const [all, set] = useState(false);
   const shown = all ? rows : rows.slice(0, most);

@@ -52,6 +52,7 @@ async def test_episode_records_steps_turns_and_files(black_box: Any) -> None:
 
     stored = setup.stored
     assert (stored.group, stored.channel, stored.sample, stored.seed) == (group, "train", 2, 7)
+    assert episode.session == stored.id
     assert (stored.task_id, stored.task_hash, stored.agent) == ("sum", task().content_hash, "hands 1")
     assert (stored.state, stored.outcome, stored.reward) == ("closed", "solved", 1.0)
     assert stored.rewards == {"strict": 1.0, "official": 1.0}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 
 from clawgym.pool.states import Batch
 from clawgym.records import TrainingSequence
+from clawgym.trainers.common.advantages import write_advantages
+from clawgym.trainers.common.answers import trained_advantages
 from clawgym.trainers.common.batch import make_batch, scored_episodes
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import trained_episodes, turn_advantages
@@ -92,3 +96,27 @@ def test_batch_equals_loops_over_tokens(made: tuple[Batch, Teachers], config: Tr
         tensor: torch.Tensor = getattr(found, name)
         assert tensor.dtype == dtype
         torch.testing.assert_close(tensor, torch.tensor(values, dtype=dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@given(batches(), st.randoms(use_true_random=False))
+@settings(max_examples=50, deadline=None)
+def test_stored_advantages_are_those_of_the_trained_tokens(made: tuple[Batch, Teachers], random: Any) -> None:
+    found = make_batch(made[0], PLAIN, seed=0)
+    used = torch.tensor([random.uniform(-2, 2) for _ in found.advantages], dtype=torch.float32)
+    wanted: dict[tuple[int, int], list[float]] = {}
+    at = 0
+    for number, member in enumerate(found.episodes):
+        for turn in (turn for sample in member.sequences for turn in sample.turn_of):
+            wanted.setdefault((number, turn), []).append(float(used[at]))
+            at += 1
+    with tempfile.TemporaryDirectory() as folder:
+        write_advantages(Path(folder), 7, found, used)
+        for number, member in enumerate(found.episodes):
+            stored = trained_advantages(Path(folder), 7, member.episode.id)
+            mine = {turn: values for (owner, turn), values in wanted.items() if owner == number}
+            assert stored.keys() == (mine.keys() if number in found.trained else set())
+            for turn, figures in stored.items():
+                values = mine[turn]
+                expected = (sum(values) / len(values), min(values), max(values))
+                torch.testing.assert_close(torch.tensor(figures), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+        assert trained_advantages(Path(folder), 8, "e0") == {}

@@ -33,6 +33,12 @@ def command(out: Path, *more: str) -> None:
     assert benchmark("personal").main(["--seeds", "1", "--out", str(out), *settings, *more]) == 0
 
 
+def embedded(out: Path) -> dict[str, Any]:
+    """The data of ``report.html``."""
+    page = (out / "report.html").read_text("utf-8")
+    return json.loads(page.split('id="clawgym-data">', 1)[1].split("</script>", 1)[0])
+
+
 def test_command_runs_and_resumes(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command(out, "--method", "combined")
@@ -57,7 +63,10 @@ def test_command_runs_and_resumes(tmp_path: Path) -> None:
     assert again[0] == first
     assert again[1]["method"] == "random"
     assert not again[1]["figures"].get("opd/turns_taught")
-    assert "combined" in (out / "curves.svg").read_text()
+    data = embedded(out)
+    assert data["home"] in (f"/{address}" for address in data["answers"])
+    (chart,) = data["answers"][data["home"][1:]]["charts"]
+    assert [(one["name"], one["x"]) for one in chart["lines"]] == [("combined", [3, 6])], "random is a control"
     assert "OPD cannot be tested" in (out / "report.md").read_text()
 
 
@@ -71,16 +80,17 @@ def test_rates_start_from_one_policy(tmp_path: Path) -> None:
     assert [one["optimizer"]["lr"] for one in sources] == [1e-3, 1e-4]
     assert sources[0]["model"] == sources[1]["model"]
     assert not list(out.glob("lr-*/sft"))
-    svg = (out / "opd.svg").read_text()
-    assert "lr-0.001" in svg
-    assert svg.count("<polyline") == svg.count("<polygon") == 2
+    data = embedded(out)
+    answer = data["answers"][data["home"][1:]]
+    assert [one["name"] for one in answer["charts"][0]["lines"]] == ["lr-0.001", "lr-0.0001"]
+    assert [one["title"] for one in answer["tables"]] == ["lr-0.001", "lr-0.0001"]
 
 
 def test_curves_are_means_over_seeds() -> None:
     short, long = ({"first_replies": values} for values in ([0.0, 1.0], [1.0, 1.0, 0.5, 0.5]))
-    lines, bands = learning_curves({"opd": [short, long]}, 2)
-    assert lines == [("opd", [(2, 0.75), (4, 0.5)])]
-    assert bands == [[(2, 0.5, 1.0), (4, 0.5, 0.5)]]
+    (line,) = learning_curves({"opd": [short, long]}, 2)
+    assert (line["name"], line["x"], line["y"]) == ("opd", [2, 4], [0.75, 0.5])
+    assert (line["low"], line["high"]) == ([0.0, 0.5], [1.0, 0.5]), "the interval of two seeds; one has none"
 
 
 @pytest.mark.asyncio

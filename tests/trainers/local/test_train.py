@@ -153,6 +153,8 @@ async def test_rl_run(taught: Path, tmp_path: Path) -> None:
         assert sequences_of(pool.turns(episode.id))
     assert versions <= {0, 1, 2}
     assert len(versions) > 1
+    files = sorted(path.name for path in (out / "advantages").iterdir())
+    assert files == [f"{step:08d}.json" for step in range(3)]
     measured = [(row["split"], row["step"]) for row in lines(out / "evaluations.jsonl")]
     assert [step for split, step in measured if split == "validation"] == [0, 2, 3]  # every second step, and the last
     assert "heldout" in dict(measured)

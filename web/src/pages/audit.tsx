@@ -4,10 +4,10 @@ import type { Attack, AttackRate, Audit, AuditTask } from "../api";
 import { query as asQuery, useAnswer, usePaged } from "../data";
 import { duration, number, percent, plural, whole } from "../format";
 import { useKeys } from "../keys";
+import { Select } from "../lists";
 import { useQuery } from "../router";
-import { Bars, Blank, FilterField, Head, Mark, Notice, Reasons, Section, Shown, StateMark, Table, Tile } from "../ui";
+import { Bars, Blank, FilterField, Head, Listing, Mark, Notice, Reasons, Section, Shown, StateMark, Table, Tile } from "../ui";
 import { Found, VirtualTable, type VCol } from "../vtable";
-import { Select } from "./run";
 
 export function AuditPage({ params }: { params: { id: string } }) {
   const asked = useAnswer<Audit>(`audits/${params.id}`, params.id);
@@ -66,21 +66,18 @@ function OfAudit({ audit }: { audit: Audit }) {
             )}
           </div>
         </Section>
-        <Section title="What policies without a model earn">
-          <Table
-            card
-            label="Policies"
-            cols={[
-              { name: "policy", grow: true, cell: (row) => row.policy },
-              { name: "mean", num: true, cell: (row) => percent(row.mean) },
-              { name: "max", num: true, cell: (row) => percent(row.max) },
-              { name: "above 0", num: true, cell: (row) => whole(row.above_0) },
-              { name: "above half", num: true, cell: (row) => whole(row.above_half) },
-              { name: "crashed", num: true, cell: (row) => whole(row.crashed) },
-            ]}
-            rows={audit.policies}
-          />
-        </Section>
+        <Listing
+          title="What policies without a model earn"
+          cols={[
+            { name: "policy", grow: true, cell: (row) => row.policy },
+            { name: "mean", num: true, cell: (row) => percent(row.mean) },
+            { name: "max", num: true, cell: (row) => percent(row.max) },
+            { name: "above 0", num: true, cell: (row) => whole(row.above_0) },
+            { name: "above half", num: true, cell: (row) => whole(row.above_half) },
+            { name: "crashed", num: true, cell: (row) => whole(row.crashed) },
+          ]}
+          rows={audit.policies}
+        />
       </div>
       <Tasks audit={audit} flaws={found.map((flaw) => flaw.name)} />
     </>
@@ -223,17 +220,14 @@ function OfAttack({ attack }: { attack: Attack }) {
         .map((rate, at) => (
           <Reasons key={at} title={`${rate.exploit} (${rate.grader}) earned on ${plural(rate.earned_on.length, "task")}`} rows={rate.earned_on} />
         ))}
-      <Section title="What each exploit tries">
-        <Table
-          card
-          label="Exploits"
-          cols={[
-            { name: "exploit", cell: (exploit) => <code>{exploit.name}</code> },
-            { name: "tries", grow: true, cell: (exploit) => exploit.tries },
-          ]}
-          rows={attack.exploits}
-        />
-      </Section>
+      <Listing
+        title="What each exploit tries"
+        cols={[
+          { name: "exploit", cell: (exploit) => <code>{exploit.name}</code> },
+          { name: "tries", grow: true, cell: (exploit) => exploit.tries },
+        ]}
+        rows={attack.exploits}
+      />
     </>
   );
 }

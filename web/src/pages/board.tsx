@@ -5,7 +5,7 @@ import type { Board, BoardEntry } from "../api";
 import { useAnswer } from "../data";
 import { count, dollars, percent, plural, whole } from "../format";
 import { to, useQuery } from "../router";
-import { Blank, EstimateBar, Head, Mark, Notes, Section, Shown, Table, interval } from "../ui";
+import { Blank, EstimateBar, Head, Listing, Mark, Notes, Shown, interval } from "../ui";
 
 const LABELS = { strict: "Strict", corrected: "Baseline-adjusted", official: "Official" } as const;
 
@@ -51,72 +51,70 @@ export function BoardPage({ params }: { params: { id: string } }) {
 function Entries({ board }: { board: Board }) {
   const score = (entry: BoardEntry) => entry[board.by];
   return (
-    <Section title={`Ranked by ${LABELS[board.by].toLowerCase()} score`} aside="over the tasks whose grader is code that only reads files; 95% intervals">
-      <Table<BoardEntry>
-        card
-        most={200}
-        label="Board"
-        cols={[
-          { name: "rank", num: true, cell: (entry) => (entry.rank === null ? <span className="soft" title="Not complete, or flagged">–</span> : <b>{entry.rank}</b>) },
-          {
-            name: "entry",
-            grow: true,
-            cell: (entry) => (
-              <div style={{ minWidth: 180 }}>
-                <Link href={to("runs", entry.run)}>
-                  <b>{entry.model || entry.name}</b>
-                </Link>
-                <div className="soft">{[`${entry.agent} ${entry.agent_version}`.trim(), entry.folder].filter(Boolean).join(" · ")}</div>
-              </div>
-            ),
+    <Listing<BoardEntry>
+      title={`Ranked by ${LABELS[board.by].toLowerCase()} score`}
+      aside="over the tasks whose grader is code that only reads files; 95% intervals"
+      most={200}
+      cols={[
+        { name: "rank", num: true, cell: (entry) => (entry.rank === null ? <span className="soft" title="Not complete, or flagged">–</span> : <b>{entry.rank}</b>) },
+        {
+          name: "entry",
+          grow: true,
+          cell: (entry) => (
+            <div style={{ minWidth: 180 }}>
+              <Link href={to("runs", entry.run)}>
+                <b>{entry.model || entry.name}</b>
+              </Link>
+              <div className="soft">{[`${entry.agent} ${entry.agent_version}`.trim(), entry.folder].filter(Boolean).join(" · ")}</div>
+            </div>
+          ),
+        },
+        { name: LABELS[board.by].toLowerCase(), num: true, cell: (entry) => <b>{percent(score(entry)?.value)}</b> },
+        {
+          name: "interval",
+          cell: (entry) => {
+            const estimate = score(entry);
+            return (
+              estimate && (
+                <div style={{ width: 150 }}>
+                  <EstimateBar estimate={estimate} />
+                  <span className="soft">{interval(estimate)}</span>
+                </div>
+              )
+            );
           },
-          { name: LABELS[board.by].toLowerCase(), num: true, cell: (entry) => <b>{percent(score(entry)?.value)}</b> },
-          {
-            name: "interval",
-            cell: (entry) => {
-              const estimate = score(entry);
-              return (
-                estimate && (
-                  <div style={{ width: 150 }}>
-                    <EstimateBar estimate={estimate} />
-                    <span className="soft">{interval(estimate)}</span>
-                  </div>
-                )
-              );
-            },
-          },
-          ...(["strict", "official", "corrected"] as const)
-            .filter((name) => name !== board.by)
-            .map((name) => ({ name: LABELS[name].toLowerCase(), num: true, cell: (entry: BoardEntry) => percent(entry[name]?.value) })),
-          { name: "episodes", num: true, cell: (entry) => `${whole(entry.episodes)} / ${whole(entry.planned)}` },
-          { name: "infra", num: true, cell: (entry) => percent(entry.infra_rate) },
-          { name: "cost per solved", num: true, cell: (entry) => dollars(entry.cost_per_solved) },
-          { name: "tokens per solved", num: true, cell: (entry) => count(entry.tokens_per_solved) },
-          {
-            name: "",
-            cell: (entry) => (
-              <div style={{ display: "grid", gap: 3, justifyItems: "start" }}>
-                {entry.verified && (
-                  <Mark kind="kept" icon="check">
-                    {entry.verified}
-                  </Mark>
-                )}
-                {entry.flags.map((flag) => (
-                  <Mark key={flag} kind="warn" icon="warn">
-                    {flag}
-                  </Mark>
-                ))}
-                {entry.excluded.length > 0 && (
-                  <span className="soft" title={entry.excluded.map((group) => `${group.name}: strict ${percent(group.strict?.value)}, ${plural(group.episodes, "episode")}`).join("; ")}>
-                    {plural(entry.excluded.length, "group")} not in the score
-                  </span>
-                )}
-              </div>
-            ),
-          },
-        ]}
-        rows={board.entries}
-      />
-    </Section>
+        },
+        ...(["strict", "official", "corrected"] as const)
+          .filter((name) => name !== board.by)
+          .map((name) => ({ name: LABELS[name].toLowerCase(), num: true, cell: (entry: BoardEntry) => percent(entry[name]?.value) })),
+        { name: "episodes", num: true, cell: (entry) => `${whole(entry.episodes)} / ${whole(entry.planned)}` },
+        { name: "infra", num: true, cell: (entry) => percent(entry.infra_rate) },
+        { name: "cost per solved", num: true, cell: (entry) => dollars(entry.cost_per_solved) },
+        { name: "tokens per solved", num: true, cell: (entry) => count(entry.tokens_per_solved) },
+        {
+          name: "",
+          cell: (entry) => (
+            <div style={{ display: "grid", gap: 3, justifyItems: "start", minWidth: 130 }}>
+              {entry.verified && (
+                <Mark kind="kept" icon="check">
+                  {entry.verified}
+                </Mark>
+              )}
+              {entry.flags.map((flag) => (
+                <Mark key={flag} kind="warn" icon="warn">
+                  {flag}
+                </Mark>
+              ))}
+              {entry.excluded.length > 0 && (
+                <span className="soft" title={entry.excluded.map((group) => `${group.name}: strict ${percent(group.strict?.value)}, ${plural(group.episodes, "episode")}`).join("; ")}>
+                  {plural(entry.excluded.length, "group")} not in the score
+                </span>
+              )}
+            </div>
+          ),
+        },
+      ]}
+      rows={board.entries}
+    />
   );
 }

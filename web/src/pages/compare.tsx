@@ -1,11 +1,11 @@
 /** Run b against run a, paired by task. */
-import { NativeSelect } from "@mantine/core";
 import { Link } from "wouter";
 import type { Compare, Difference, Side, Sources, TaskDifference } from "../api";
 import { query as asQuery, useAnswer } from "../data";
 import { count, dollars, duration, number, percent, plural, signed, whole } from "../format";
+import { Choice } from "../lists";
 import { to, useQuery } from "../router";
-import { Blank, Head, Mark, Notes, Notice, Reasons, Section, Shown, Table, Tile, Whisker } from "../ui";
+import { Blank, Head, Listing, Mark, Notes, Notice, Reasons, Section, Shown, Table, Tile, Whisker } from "../ui";
 
 const LABELS: Record<string, string> = { strict: "Strict", official: "Official", corrected: "Baseline-adjusted" };
 
@@ -25,15 +25,17 @@ export function ComparePage() {
             ["b", "Second run (b)", b],
           ] as const
         ).map(([name, label, value]) => (
-          <NativeSelect key={name} size="xs" label={label} value={value} onChange={(event) => change({ [name]: event.currentTarget.value })} style={{ maxWidth: 360 }}>
-            <option value="">Choose a run</option>
-            {value && !runs.some((run) => run.id === value) && <option value={value}>{value}</option>}
-            {runs.map((run) => (
-              <option key={run.id} value={run.id}>
-                {run.name}
-              </option>
-            ))}
-          </NativeSelect>
+          <span key={name} className="actions">
+            <b aria-hidden="true">{name}</b>
+            <Choice
+              label={label}
+              first={label}
+              value={value}
+              onChange={(run) => change({ [name]: run })}
+              style={{ maxWidth: 360 }}
+              options={runs.map((run) => [run.id, run.name])}
+            />
+          </span>
         ))}
         {a && b && (
           <button className="more" style={{ alignSelf: "end" }} onClick={() => change({ a: b, b: a })}>
@@ -81,20 +83,18 @@ function Result({ data }: { data: Compare }) {
         <Sides a={data.a} b={data.b} />
       </Section>
       {data.checks.length > 0 && (
-        <Section title="Checks not passed" aside="share of graded episodes, largest difference first">
-          <Table
-            card
-            most={15}
-            label="Checks not passed in a and b"
-            cols={[
-              { name: "check", grow: true, cell: (row) => <code>{row.name}</code> },
-              { name: "a", num: true, cell: (row) => percent(row.a) },
-              { name: "b", num: true, cell: (row) => percent(row.b) },
-              { name: "b − a, points", num: true, cell: (row) => <b>{signed(row.b - row.a)}</b> },
-            ]}
-            rows={data.checks}
-          />
-        </Section>
+        <Listing
+          title="Checks not passed"
+          aside="share of graded episodes, largest difference first"
+          most={15}
+          cols={[
+            { name: "check", grow: true, cell: (row) => <code>{row.name}</code> },
+            { name: "a", num: true, cell: (row) => percent(row.a) },
+            { name: "b", num: true, cell: (row) => percent(row.b) },
+            { name: "b − a, points", num: true, cell: (row) => <b>{signed(row.b - row.a)}</b> },
+          ]}
+          rows={data.checks}
+        />
       )}
       {data.by_task.length > 0 && <Tasks data={data} />}
     </>
@@ -120,7 +120,7 @@ function Score({ label, difference: d, a, b, power }: { label: string; differenc
         </>
       }
     >
-      <div style={{ display: "flex", gap: 8, alignItems: "center", margin: "4px 0" }}>
+      <div style={{ display: "flex", flexWrap: "wrap", gap: "4px 8px", alignItems: "center", margin: "4px 0" }}>
         <Mark kind={kind} icon={kind === "better" ? "up" : kind === "worse" ? "down" : "none"}>
           {d.verdict === "not told apart" ? "no significant difference" : `b is ${d.verdict}`}
         </Mark>
@@ -175,10 +175,15 @@ function Tasks({ data }: { data: Compare }) {
     <Section
       title="By task"
       aside={
-        <NativeSelect size="xs" aria-label="Which tasks" value={only} onChange={(event) => change({ only: event.currentTarget.value === "differ" ? "" : event.currentTarget.value })}>
-          <option value="differ">Tasks that differ</option>
-          <option value="all">All tasks</option>
-        </NativeSelect>
+        <Choice
+          label="Which tasks"
+          value={only}
+          onChange={(value) => change({ only: value === "differ" ? "" : value })}
+          options={[
+            ["differ", "Tasks that differ"],
+            ["all", "All tasks"],
+          ]}
+        />
       }
     >
       {rows.length === 0 ? (

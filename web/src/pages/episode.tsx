@@ -7,9 +7,9 @@ import { embedded, useAnswer, useSource } from "../data";
 import { bytes, count, dollars, duration, number, percent, plural, signed, when, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
+import { FILTERS, listQuery } from "../lists";
 import { to, useQuery } from "../router";
-import { Blank, Facts, Head, Long, Mark, Notes, Notice, OutcomeMark, Raw, Section, Shown, Table, outcomeName } from "../ui";
-import { FILTERS, listQuery } from "./run";
+import { Blank, Facts, Head, Listing, Long, Mark, Notes, Notice, OutcomeMark, Raw, Section, Shown, Table, outcomeName } from "../ui";
 import { Sequences } from "./sequences";
 import { Timeline } from "./timeline";
 import { TokenView } from "./tokens";
@@ -151,7 +151,7 @@ function RunEpisode({ id, base, episode }: { id: string; base: string; episode: 
         facts={facts}
         actions={
           <>
-            {episode.pool && !embedded && <Link href={to("pools", episode.pool.source, "episodes", episode.pool.seq)}>Training sequences</Link>}
+            {episode.pool && !embedded && <Link href={to("pools", episode.pool.source, "episodes", episode.pool.seq)}>In the pool</Link>}
             {at !== null && (
               <Around
                 list={`runs/${id}/episodes${keep}`}
@@ -251,37 +251,31 @@ function Grading({ episode }: { episode: Episode }) {
         </Section>
       )}
       {episode.votes.length > 0 && (
-        <Section title="Votes of the judge">
-          <Table
-            card
-            label="Votes"
-            cols={[
-              { name: "criterion", grow: true, cell: (row) => row.criterion },
-              { name: "votes", num: true, cell: (row) => row.votes.map((vote) => number(vote)).join("  ") },
-              { name: "mean", num: true, cell: (row) => number(row.votes.reduce((a, b) => a + b, 0) / Math.max(1, row.votes.length)) },
-            ]}
-            rows={episode.votes}
-          />
-        </Section>
+        <Listing
+          title="Votes of the judge"
+          cols={[
+            { name: "criterion", grow: true, cell: (row) => row.criterion },
+            { name: "votes", num: true, cell: (row) => row.votes.map((vote) => number(vote)).join("  ") },
+            { name: "mean", num: true, cell: (row) => number(row.votes.reduce((a, b) => a + b, 0) / Math.max(1, row.votes.length)) },
+          ]}
+          rows={episode.votes}
+        />
       )}
       <Section title="Verifier log">
         {episode.verifier_log ? <Long className="block" text={episode.verifier_log} cap={8000} lines={80} /> : <p className="soft">The verifier printed nothing, or its log is not stored.</p>}
       </Section>
       {episode.history.length > 1 && (
-        <Section title="Attempts">
-          <Table
-            card
-            label="Attempts"
-            cols={[
-              { name: "attempt", num: true, cell: (row) => whole(row.attempt) },
-              { name: "outcome", cell: (row) => <OutcomeMark outcome={row.outcome} /> },
-              { name: "cause", grow: true, cell: (row) => [row.cause, row.fault && `(${row.fault})`].filter(Boolean).join(" ") },
-              { name: "time", num: true, cell: (row) => duration(row.seconds) },
-              { name: "finished", num: true, cell: (row) => when(row.finished) },
-            ]}
-            rows={episode.history}
-          />
-        </Section>
+        <Listing
+          title="Attempts"
+          cols={[
+            { name: "attempt", num: true, cell: (row) => whole(row.attempt) },
+            { name: "outcome", cell: (row) => <OutcomeMark outcome={row.outcome} /> },
+            { name: "cause", grow: true, cell: (row) => [row.cause, row.fault && `(${row.fault})`].filter(Boolean).join(" ") },
+            { name: "time", num: true, cell: (row) => duration(row.seconds) },
+            { name: "finished", num: true, cell: (row) => when(row.finished) },
+          ]}
+          rows={episode.history}
+        />
       )}
       <Section title="Time by phase">
         <Facts rows={Object.entries(episode.phases).map(([name, seconds]) => [name, duration(seconds)])} />
@@ -384,14 +378,16 @@ function OfPool({ id, base, episode }: { id: string; base: string; episode: Pool
         }
         facts={facts}
         actions={
-          at !== null &&
-          list && (
-            <Around
-              list={list}
-              at={Number(at)}
-              link={(item: PoolEpisodeLine, index) => `${to("pools", id, "episodes", item.seq)}${list.includes("?") ? list.slice(list.indexOf("?")) + "&" : "?"}at=${index}`}
-            />
-          )
+          <>
+            {episode.run && <Link href={to("runs", episode.run.source, "episodes", episode.run.name)}>In the run</Link>}
+            {at !== null && list && (
+              <Around
+                list={list}
+                at={Number(at)}
+                link={(item: PoolEpisodeLine, index) => `${to("pools", id, "episodes", item.seq)}${list.includes("?") ? list.slice(list.indexOf("?")) + "&" : "?"}at=${index}`}
+              />
+            )}
+          </>
         }
       />
       <Notes notes={episode.notes} />
@@ -425,6 +421,23 @@ function OfPool({ id, base, episode }: { id: string; base: string; episode: Pool
                   <Facts rows={Object.entries(episode.rewards).map(([name, value]) => [name, number(value)])} />
                   {Object.keys(episode.penalties).length > 0 && <Facts rows={Object.entries(episode.penalties).map(([name, value]) => [`penalty: ${name}`, number(value)])} />}
                 </Section>
+                {episode.trained && (
+                  <Listing
+                    title="Advantages"
+                    aside={`as step ${whole(episode.trained.step)} of the training used them`}
+                    cols={[
+                      {
+                        name: "turn",
+                        grow: true,
+                        cell: (row) => <Link href={`${to("pools", id, "episodes", episode.seq)}?tab=tokens&turn=${row.turn}&by=advantage`}>turn {whole(row.turn)}</Link>,
+                      },
+                      { name: "mean of its tokens", num: true, cell: (row) => <b>{number(row.mean)}</b> },
+                      { name: "least", num: true, cell: (row) => number(row.least) },
+                      { name: "most", num: true, cell: (row) => number(row.most) },
+                    ]}
+                    rows={episode.trained.turns}
+                  />
+                )}
                 <Section title="Curation">
                   <p>{episode.curation_note || "Curation has not decided about this episode."}</p>
                   {episode.tags.length > 0 && (
@@ -456,9 +469,14 @@ function Group({ id, episode }: { id: string; episode: PoolEpisode }) {
         <h2>Group</h2>
         <span className="soft">{plural(episode.members.length, "episode")}</span>
       </div>
+      {episode.trained && (
+        <p style={{ marginBottom: 8 }}>
+          Trained on in <b>step {whole(episode.trained.step)}</b>
+        </p>
+      )}
       {episode.advantage && (
         <p style={{ marginBottom: 8 }}>
-          Advantage <b>{signed(episode.advantage.centred / 100, 3)}</b>
+          {episode.trained ? "By rewards alone" : "Advantage"} <b>{signed(episode.advantage.centred / 100, 3)}</b>
           {episode.advantage.normalized !== null && <span className="soft"> · {number(episode.advantage.normalized)} standard deviations</span>}
           <span className="soft"> · mean reward {number(mean)}</span>
         </p>

@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from "react";
 import type { GateResult, Online, Version } from "../api";
 import { Failed, post, useAnswer } from "../data";
 import { ago, number, plural, when, whole } from "../format";
-import { Blank, Head, Mark, Notes, Notice, Section, Shown, Table, Tile } from "../ui";
+import { Blank, Head, Listing, Mark, Notes, Notice, Section, Shown, Table, Tile } from "../ui";
 
 export function OnlinePage({ params }: { params: { id: string } }) {
   const asked = useAnswer<Online>(`online/${params.id}`, params.id);
@@ -96,21 +96,18 @@ function Page({ online, again }: { online: Online; again: () => void }) {
         )}
       </Section>
       {online.events.length > 0 && (
-        <Section title="History">
-          <Table
-            card
-            most={20}
-            label="History"
-            cols={[
-              { name: "when", cell: (event) => <time>{when(event.at)}</time> },
-              { name: "what", cell: (event) => <Mark kind={event.kind === "promoted" ? "promoted" : "warn"}>{event.kind === "promoted" ? "promoted" : "rolled back"}</Mark> },
-              { name: "version", num: true, cell: (event) => event.version },
-              { name: "before", num: true, cell: (event) => event.before },
-              { name: "reason", grow: true, cell: (event) => event.reason },
-            ]}
-            rows={[...online.events].reverse()}
-          />
-        </Section>
+        <Listing
+          title="History"
+          most={20}
+          cols={[
+            { name: "when", cell: (event) => <time>{when(event.at)}</time> },
+            { name: "what", cell: (event) => <Mark kind={event.kind === "promoted" ? "promoted" : "warn"}>{event.kind === "promoted" ? "promoted" : "rolled back"}</Mark> },
+            { name: "version", num: true, cell: (event) => event.version },
+            { name: "before", num: true, cell: (event) => event.before },
+            { name: "reason", grow: true, cell: (event) => event.reason },
+          ]}
+          rows={[...online.events].reverse()}
+        />
       )}
       <Confirm id={online.id} serving={online.serving} wish={wish} close={() => ask(null)} done={again} />
     </>

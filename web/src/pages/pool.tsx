@@ -5,10 +5,10 @@ import type { Channel, Pool, PoolEpisodeLine, PoolGroup } from "../api";
 import { query as asQuery, useAnswer, usePaged, useSource } from "../data";
 import { ago, count, number, plural, whole } from "../format";
 import { useKeys } from "../keys";
+import { Clear, Exports, Select } from "../lists";
 import { to, useQuery } from "../router";
 import { Bars, Blank, Counts, Facts, FilterField, Head, Mark, Notes, OutcomeMark, Section, Shown } from "../ui";
 import { Found, VirtualTable, type VCol } from "../vtable";
-import { Exports, Select } from "./run";
 
 export function PoolPage({ params }: { params: { id: string } }) {
   const asked = useAnswer<Pool>(`pools/${params.id}`, params.id);
@@ -153,11 +153,7 @@ function Episodes({ pool }: { pool: Pool }) {
   const outcomes = useNames(pool, outcomesOf);
   const set = names.some((name) => query.get(name));
   const cols = useMemo(() => columns(pool.id, keep), [pool.id, keep]);
-  const clear = (
-    <button className="more" onClick={() => change(Object.fromEntries(names.map((name) => [name, ""])))}>
-      Clear filters
-    </button>
-  );
+  const clear = <Clear names={names} />;
   return (
     <>
       <div className="filters">

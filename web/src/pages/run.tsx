@@ -1,14 +1,13 @@
 /** One run: scores with intervals, what fails, cost and time, and its episodes. */
-import { Button, NativeSelect } from "@mantine/core";
 import { useEffect, useMemo, useRef, useState } from "react";
 import { Link, useLocation } from "wouter";
 import type { EpisodeLine, Estimate, GroupScores, Run, Scores, Sources, Summary } from "../api";
-import { embedded, query as asQuery, useAnswer, usePaged, type Paged } from "../data";
+import { embedded, useAnswer, usePaged, type Paged } from "../data";
 import { count, dollars, duration, number, percent, plural, whole } from "../format";
-import { Icon } from "../icons";
 import { useKeys } from "../keys";
+import { Choice, Clear, Exports, FILTERS, Select, listQuery } from "../lists";
 import { to, useQuery } from "../router";
-import { Bars, Blank, Counts, EstimateBar, FilterField, Head, Histogram, Notes, Notice, OutcomeMark, Raw, Reasons, Section, Shown, StateMark, Table, Tile, interval, outcomeName } from "../ui";
+import { Bars, Blank, Counts, EstimateBar, FilterField, Head, Histogram, Listing, Notes, Notice, OutcomeMark, Raw, Reasons, Section, Shown, StateMark, Table, Tile, interval, outcomeName } from "../ui";
 import { Found, VirtualTable, type VCol } from "../vtable";
 
 export function RunPage({ params }: { params: { id: string } }) {
@@ -71,13 +70,7 @@ function Results({ run, s }: { run: Run; s: Summary }) {
       )}
       <Reasons title={`${plural(Object.keys(s.unsupported).length, "task")} unsupported here, not scored`} rows={s.unsupported} />
       <Reasons title={`${plural(Object.keys(s.problems).length, "task")} could not be read`} rows={s.problems} />
-      {none ? (
-        <Blank small title="No results yet">
-          <p>Scores appear with the first episode that ends.</p>
-        </Blank>
-      ) : (
-        <Overview run={run} s={s} />
-      )}
+      {!none && <Overview run={run} s={s} />}
     </>
   );
 }
@@ -88,19 +81,13 @@ function CompareWith({ id }: { id: string }) {
   const others = (asked.data?.sources ?? []).filter((source) => source.kind === "run" && source.id !== id);
   if (!others.length) return null;
   return (
-    <NativeSelect
-      size="xs"
-      aria-label="Compare with another run"
+    <Choice
+      label="Compare with another run"
+      first="Compare with…"
       value=""
-      onChange={(event) => navigate(`/compare?a=${encodeURIComponent(event.currentTarget.value)}&b=${encodeURIComponent(id)}`)}
-    >
-      <option value="">Compare with…</option>
-      {others.slice(0, 500).map((source) => (
-        <option key={source.id} value={source.id}>
-          {source.name}
-        </option>
-      ))}
-    </NativeSelect>
+      onChange={(other) => navigate(`/compare?a=${encodeURIComponent(other)}&b=${encodeURIComponent(id)}`)}
+      options={others.map((source) => [source.id, source.name])}
+    />
   );
 }
 
@@ -277,21 +264,19 @@ function Overview({ run, s }: { run: Run; s: Summary }) {
           </Section>
         )}
         {Object.keys(s.judging).length > 0 && (
-          <Section title="Judges" aside="agreement of the votes">
-            <Table
-              card
-              label="Judges"
-              cols={[
-                { name: "judge", cell: ([name]) => name, grow: true },
-                { name: "episodes", num: true, cell: ([, j]) => whole(j.episodes) },
-                { name: "votes read", num: true, cell: ([, j]) => `${whole(j.read)} / ${whole(j.asked)}` },
-                { name: "alpha", num: true, cell: ([, j]) => number(j.alpha), title: "Krippendorff's alpha" },
-                { name: "same verdict", num: true, cell: ([, j]) => percent(j.same_verdict, 0) },
-                { name: "cost", num: true, cell: ([, j]) => dollars(j.cost_usd) },
-              ]}
-              rows={Object.entries(s.judging)}
-            />
-          </Section>
+          <Listing
+            title="Judges"
+            aside="agreement of the votes"
+            cols={[
+              { name: "judge", cell: ([name]) => name, grow: true },
+              { name: "episodes", num: true, cell: ([, j]) => whole(j.episodes) },
+              { name: "votes read", num: true, cell: ([, j]) => `${whole(j.read)} / ${whole(j.asked)}` },
+              { name: "alpha", num: true, cell: ([, j]) => number(j.alpha), title: "Krippendorff's alpha" },
+              { name: "same verdict", num: true, cell: ([, j]) => percent(j.same_verdict, 0) },
+              { name: "cost", num: true, cell: ([, j]) => dollars(j.cost_usd) },
+            ]}
+            rows={Object.entries(s.judging)}
+          />
         )}
         {Object.keys(s.safety).length > 0 && (
           <Section title="Safety">
@@ -304,28 +289,26 @@ function Overview({ run, s }: { run: Run; s: Summary }) {
         )}
       </div>
       {Object.keys(s.pass_at).length > 1 && (
-        <Section title="Samples" aside="95% intervals">
-          <Table
-            card
-            label="pass@k and pass^k"
-            cols={[
-              { name: "", cell: (row) => row[0], grow: true },
-              ...Object.keys(s.pass_at).map((k) => ({
-                name: `k = ${k}`,
-                num: true,
-                cell: (row: [string, Record<string, Estimate>]) => (
-                  <>
-                    <b>{percent(row[1][k]?.value)}</b> <span className="soft">{interval(row[1][k])}</span>
-                  </>
-                ),
-              })),
-            ]}
-            rows={[
-              ["pass@k: at least one of k", s.pass_at],
-              ["pass^k: all of k", s.pass_hat],
-            ]}
-          />
-        </Section>
+        <Listing
+          title="Samples"
+          aside="95% intervals"
+          cols={[
+            { name: "", cell: (row) => row[0], grow: true },
+            ...Object.keys(s.pass_at).map((k) => ({
+              name: `k = ${k}`,
+              num: true,
+              cell: (row: [string, Record<string, Estimate>]) => (
+                <>
+                  <b>{percent(row[1][k]?.value)}</b> <span className="soft">{interval(row[1][k])}</span>
+                </>
+              ),
+            })),
+          ]}
+          rows={[
+            ["pass@k: at least one of k", s.pass_at],
+            ["pass^k: all of k", s.pass_hat],
+          ]}
+        />
       )}
       {(
         [
@@ -368,13 +351,6 @@ function Groups({ title, rows }: { title: string; rows: GroupScores[] }) {
 
 // ------------------------------------------------------------------------------------------------- episodes
 
-export const FILTERS = ["outcome", "category", "check", "q"] as const;
-
-/** The query that a list of episodes is asked with, out of a page's address. */
-export function listQuery(query: URLSearchParams): string {
-  return asQuery({ sort: query.get("sort") ?? "order", ...Object.fromEntries(FILTERS.map((name) => [name, query.get(name)])) });
-}
-
 function Episodes({ run }: { run: Run }) {
   const [query, change] = useQuery();
   const field = useRef<HTMLInputElement>(null);
@@ -401,6 +377,7 @@ function Episodes({ run }: { run: Run }) {
   }, [text, change]);
   const keep = listQuery(query);
   const cols = useMemo(() => columns(run.id, keep), [run.id, keep]);
+  const clear = set.length > 0 && <Clear names={FILTERS} />;
   return (
     <section aria-labelledby="episodes" style={{ scrollMarginTop: 60 }}>
       <div className="title">
@@ -423,11 +400,7 @@ function Episodes({ run }: { run: Run }) {
             options={run.checks.filter((check) => check.failed > 0).map((check) => [check.name, `${check.name} (${check.failed})`])}
           />
         )}
-        {set.length > 0 && (
-          <button className="more" onClick={() => change({ outcome: "", category: "", check: "", q: "" })}>
-            Clear filters
-          </button>
-        )}
+        {clear}
         <span className="end actions">
           {run.indexed.done < run.indexed.total && (
             <span className="soft" role="status">
@@ -445,59 +418,11 @@ function Episodes({ run }: { run: Run }) {
         onSort={(by) => change({ sort: by === "order" ? "" : by })}
         empty={
           <Blank small title={set.length ? "No episode matches these filters" : "No episodes yet"}>
-            {set.length > 0 && (
-              <button className="more" onClick={() => change({ outcome: "", category: "", check: "", q: "" })}>
-                Clear filters
-              </button>
-            )}
+            {clear || <p>Scores and episodes appear with the first one that ends.</p>}
           </Blank>
         }
       />
     </section>
-  );
-}
-
-export function Select(props: { label: string; value: string | null; onChange: (value: string) => void; options: [string, string][] }) {
-  const known = !props.value || props.options.some(([value]) => value === props.value);
-  return (
-    <NativeSelect size="xs" aria-label={props.label} value={props.value ?? ""} onChange={(event) => props.onChange(event.currentTarget.value)} style={{ maxWidth: 240 }}>
-      <option value="">{props.label}: all</option>
-      {!known && <option value={props.value ?? ""}>{props.value}</option>}
-      {props.options.slice(0, 400).map(([value, name]) => (
-        <option key={value} value={value}>
-          {name.length > 80 ? name.slice(0, 80) + "…" : name}
-        </option>
-      ))}
-    </NativeSelect>
-  );
-}
-
-/** Files with what the filters leave, in the order that is shown. */
-export function Exports({ address, name }: { address: string; name: string }) {
-  if (embedded) return null;
-  const link = (format: string) => `/api/${address}${address.includes("?") ? "&" : "?"}format=${format}`;
-  return (
-    <>
-      {(
-        [
-          ["csv", "CSV"],
-          ["jsonl", "JSON Lines"],
-        ] as const
-      ).map(([format, label]) => (
-        <Button
-          key={format}
-          component="a"
-          href={link(format)}
-          download={`${name}.${format}`}
-          variant="default"
-          size="xs"
-          leftSection={<Icon name="save" />}
-          aria-label={`Export what is shown as ${label}`}
-        >
-          {label}
-        </Button>
-      ))}
-    </>
   );
 }
 

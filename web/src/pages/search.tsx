@@ -7,9 +7,9 @@ import { query as asQuery, useAnswer } from "../data";
 import { plural, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
+import { Select } from "../lists";
 import { to, useQuery } from "../router";
 import { Blank, Head, Notice, OutcomeMark, Shown } from "../ui";
-import { Select } from "./run";
 
 const SIZE = 50;
 

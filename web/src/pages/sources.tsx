@@ -7,7 +7,7 @@ import { useAnswer, embedded } from "../data";
 import { ago, count, dollars, duration, percent, plural, when, whole } from "../format";
 import { useKeys } from "../keys";
 import { to, useQuery } from "../router";
-import { Blank, EstimateBar, FilterField, Head, Reasons, Section, Shown, StateMark, Table, interval, type Col } from "../ui";
+import { Blank, type Col, EstimateBar, FilterField, Head, Reasons, Section, Shown, StateMark, Table, interval } from "../ui";
 
 export const PLACES: Record<Kind, string> = {
   run: "runs",
@@ -16,6 +16,7 @@ export const PLACES: Record<Kind, string> = {
   board: "boards",
   audit: "audits",
   attack: "attacks",
+  experiment: "experiments",
   online: "online",
 };
 
@@ -27,6 +28,7 @@ const TITLES: [Kind, string][] = [
   ["pool", "Pools"],
   ["audit", "Audits"],
   ["attack", "Attacks"],
+  ["experiment", "Experiments"],
 ];
 
 export const placeOf = (source: Source) => to(PLACES[source.kind], source.id);
@@ -176,7 +178,7 @@ const named = (name: string): Col<Source> => ({
 
 const RUN: Col<Source>[] = [
   named("run"),
-  { name: "task set", wide: true, cell: ({ run }) => <div style={{ minWidth: 110 }}>{run?.task_set}</div> },
+  { name: "task set", wide: true, cell: ({ run }) => <div style={{ minWidth: 130 }}>{run?.task_set}</div> },
   { name: "episodes", num: true, cell: ({ run }) => (run ? `${whole(run.episodes)} / ${whole(run.planned)}` : "–") },
   { name: "strict", num: true, cell: ({ run }) => <b>{percent(run?.strict?.value)}</b> },
   {
@@ -236,7 +238,7 @@ function Trainings({ rows, all }: { rows: Source[]; all: Source[] }) {
           "–"
         ),
     },
-    { name: "split", cell: ({ training }) => training?.score && `${training.score.split}, ${training.score.greedy ? "greedy" : "sampled"}` },
+    { name: "split", num: true, cell: ({ training }) => training?.score && `${training.score.split}, ${training.score.greedy ? "greedy" : "sampled"}` },
     {
       name: "pool",
       cell: (source) => {
@@ -250,17 +252,15 @@ function Trainings({ rows, all }: { rows: Source[]; all: Source[] }) {
 }
 
 function Others({ rows, all }: { rows: Source[]; all: Source[] }) {
-  const cols: Col<Source>[] = [
-    named("name"),
-    {
-      name: "belongs to",
-      cell: (source) => {
-        const parent = all.find((other) => other.id === source.parent);
-        return parent && <Link href={placeOf(parent)}>{parent.name}</Link>;
-      },
+  const parentOf = (source: Source) => all.find((other) => other.id === source.parent);
+  const parent: Col<Source> = {
+    name: "belongs to",
+    num: true,
+    cell: (source) => {
+      const found = parentOf(source);
+      return found && <Link href={placeOf(found)}>{found.name}</Link>;
     },
-    { name: "path", cell: (source) => <span className="soft">{source.path}</span> },
-    CHANGED,
-  ];
-  return <Table card label="Sources" most={MOST} id={(source) => source.id} rows={rows} cols={cols} />;
+  };
+  const path: Col<Source> = { name: "path", num: true, wide: true, cell: (source) => source.label && <span className="soft">{source.path}</span> };
+  return <Table card label="Sources" most={MOST} id={(source) => source.id} rows={rows} cols={[named("name"), ...(rows.some(parentOf) ? [parent] : []), path, CHANGED]} />;
 }

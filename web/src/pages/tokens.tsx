@@ -1,11 +1,12 @@
 /** The tokens of one turn, coloured by their probability or their advantage. */
-import { ActionIcon, NativeSelect, SegmentedControl } from "@mantine/core";
+import { ActionIcon, SegmentedControl } from "@mantine/core";
 import { memo, useEffect, useMemo, useRef, useState } from "react";
-import type { Token, Tokens } from "../api";
+import type { AdvantagesOf, Token, Tokens } from "../api";
 import { useAnswer } from "../data";
 import { number, percent, plural, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
+import { Choice } from "../lists";
 import { useQuery } from "../router";
 import { Blank, Facts, Mark, Notice, Shown } from "../ui";
 
@@ -78,13 +79,12 @@ function Turn({ data }: { data: Tokens }) {
           <Icon name="right" />
         </ActionIcon>
         {data.turns <= 500 ? (
-          <NativeSelect size="xs" aria-label="Turn" value={data.turn} onChange={(event) => go(Number(event.currentTarget.value))}>
-            {Array.from({ length: data.turns }, (_, n) => (
-              <option key={n} value={n}>
-                Turn {n} of {data.turns}
-              </option>
-            ))}
-          </NativeSelect>
+          <Choice
+            label="Turn"
+            value={String(data.turn)}
+            onChange={(turn) => go(Number(turn))}
+            options={Array.from({ length: data.turns }, (_, n) => [String(n), `Turn ${n} of ${data.turns}`])}
+          />
         ) : (
           <span>
             Turn {whole(data.turn)} of {whole(data.turns)}
@@ -107,9 +107,7 @@ function Turn({ data }: { data: Tokens }) {
         )}
       </div>
       {data.note && <Notice>{data.note}</Notice>}
-      {by === "advantage" && data.sampled.every((token) => token.advantage === null) && data.sampled.length > 0 && (
-        <Notice>No advantage is stored for this turn. It is known once the group of the episode is complete.</Notice>
-      )}
+      {by === "advantage" && data.sampled.length > 0 && <Origin of={data.advantages} />}
       <Facts
         rows={[
           ["Prompt before", plural(data.before, "id")],
@@ -168,6 +166,28 @@ function Turn({ data }: { data: Tokens }) {
         </div>
       </div>
     </>
+  );
+}
+
+/** Where the advantages are from. */
+function Origin({ of }: { of: AdvantagesOf | null }) {
+  if (!of) return <Notice>No advantage is stored for this turn. It is known once the group of the episode is complete.</Notice>;
+  if (of.step === null)
+    return (
+      <Notice>
+        <b>Computed here,</b> by GRPO from the rewards of the group: the training stored no advantages for this episode.
+      </Notice>
+    );
+  const [least, most] = of.spread ?? [];
+  return (
+    <Notice>
+      <b>As step {whole(of.step)} of the training used it.</b>{" "}
+      {least === undefined
+        ? "This turn was not trained on."
+        : least === most
+          ? "All tokens of the turn have it."
+          : `The tokens of the turn have from ${number(least)} to ${number(most)}; their mean is shown.`}
+    </Notice>
   );
 }
 

@@ -1,5 +1,4 @@
 /** A training run: scores, curves, guards, versions; other runs can be laid over it. */
-import { Button, NativeSelect } from "@mantine/core";
 import { useEffect, useMemo, useRef, useState } from "react";
 import { Link } from "wouter";
 import type { Chart as ChartOf, Score, Sources, Training } from "../api";
@@ -8,8 +7,9 @@ import { embedded, get, useAnswer, useChanged } from "../data";
 import { duration, number, percent, plural, whole } from "../format";
 import { Icon } from "../icons";
 import { useKeys } from "../keys";
+import { Choice, Exports } from "../lists";
 import { to, useQuery } from "../router";
-import { Blank, FilterField, Head, Mark, Notes, Notice, Raw, Section, Shown, StateMark, Table, Tile, interval } from "../ui";
+import { Blank, FilterField, Head, Listing, Mark, Notes, Notice, Raw, Section, Shown, StateMark, Table, Tile, interval } from "../ui";
 
 export function TrainingPage({ params }: { params: { id: string } }) {
   const asked = useAnswer<Training>(`training/${params.id}`, params.id);
@@ -63,16 +63,7 @@ function Page({ training }: { training: Training }) {
         actions={
           <>
             {training.pool && <Link href={to("pools", training.pool)}>Pool</Link>}
-            {!embedded && (
-              <>
-                <Button component="a" size="xs" variant="default" href={`/api/training/${training.id}?format=csv`} download={`${training.name}.csv`} leftSection={<Icon name="save" />}>
-                  CSV
-                </Button>
-                <Button component="a" size="xs" variant="default" href={`/api/training/${training.id}?format=jsonl`} download={`${training.name}.jsonl`} leftSection={<Icon name="save" />}>
-                  JSON Lines
-                </Button>
-              </>
-            )}
+            <Exports address={`training/${training.id}`} name={training.name} />
           </>
         }
       />
@@ -125,22 +116,20 @@ function Page({ training }: { training: Training }) {
       </div>
       <div className="filters" style={{ marginTop: 24 }}>
         <FilterField field={field} label="Filter curves" placeholder="Filter curves by name" value={text} change={(metric) => change({ metric })} />
-        <NativeSelect size="xs" aria-label="Smoothing" value={String(smooth)} onChange={(event) => change({ smooth: event.currentTarget.value === "1" ? "" : event.currentTarget.value })}>
-          {[1, 5, 20, 50].map((n) => (
-            <option key={n} value={n}>
-              {n === 1 ? "Not smoothed" : `Mean of ${n} steps`}
-            </option>
-          ))}
-        </NativeSelect>
+        <Choice
+          label="Smoothing"
+          value={String(smooth)}
+          onChange={(value) => change({ smooth: value === "1" ? "" : value })}
+          options={[1, 5, 20, 50].map((n) => [String(n), n === 1 ? "Not smoothed" : `Mean of ${n} steps`])}
+        />
         {choices.length > 0 && (
-          <NativeSelect size="xs" aria-label="Lay another run over this one" value="" onChange={(event) => overlay([...overlaid, event.currentTarget.value])}>
-            <option value="">Add a run…</option>
-            {choices.map((source) => (
-              <option key={source.id} value={source.id}>
-                {source.name}
-              </option>
-            ))}
-          </NativeSelect>
+          <Choice
+            label="Lay another run over this one"
+            first="Add a run…"
+            value=""
+            onChange={(id) => overlay([...overlaid, id])}
+            options={choices.map((source) => [source.id, source.name])}
+          />
         )}
         {others.map((other, at) => (
           <span key={other.id} className="mark plain">
@@ -182,74 +171,65 @@ function Page({ training }: { training: Training }) {
       {training.timeline.length > 0 && <Lanes training={training} />}
       <div className="two">
         {training.guards.length > 0 && (
-          <Section title="Guards">
-            <Table
-              card
-              label="Guards"
-              cols={[
-                { name: "guard", grow: true, cell: (guard) => guard.name },
-                { name: "metric", cell: (guard) => <code>{guard.metric}</code> },
-                { name: "limit", num: true, cell: (guard) => number(guard.limit) },
-                {
-                  name: "fired",
-                  cell: (guard) =>
-                    guard.fired.length ? (
-                      <Mark kind="warn" icon="warn">
-                        step {guard.fired.slice(0, 5).join(", ")}
-                        {guard.fired.length > 5 && ", …"}
-                      </Mark>
-                    ) : (
-                      <Mark kind="kept" icon="check">
-                        no
-                      </Mark>
-                    ),
-                },
-              ]}
-              rows={training.guards}
-            />
-          </Section>
+          <Listing
+            title="Guards"
+            cols={[
+              { name: "guard", grow: true, cell: (guard) => guard.name },
+              { name: "metric", cell: (guard) => <code>{guard.metric}</code> },
+              { name: "limit", num: true, cell: (guard) => number(guard.limit) },
+              {
+                name: "fired",
+                cell: (guard) =>
+                  guard.fired.length ? (
+                    <Mark kind="warn" icon="warn">
+                      step {guard.fired.slice(0, 5).join(", ")}
+                      {guard.fired.length > 5 && ", …"}
+                    </Mark>
+                  ) : (
+                    <Mark kind="kept" icon="check">
+                      no
+                    </Mark>
+                  ),
+              },
+            ]}
+            rows={training.guards}
+          />
         )}
         {training.checkpoints.length > 0 && (
-          <Section title="Checkpoints">
-            <Table
-              card
-              label="Checkpoints"
-              most={10}
-              cols={[
-                { name: "checkpoint", grow: true, cell: (checkpoint) => <code>{checkpoint.name}</code> },
-                { name: "step", num: true, cell: (checkpoint) => whole(checkpoint.step) },
-                {
-                  name: "",
-                  cell: (checkpoint) => (
-                    <>
-                      {checkpoint.best && (
-                        <Mark kind="kept" icon="star">
-                          best
-                        </Mark>
-                      )}{" "}
-                      {checkpoint.last && <Mark>last</Mark>}
-                    </>
-                  ),
-                },
-              ]}
-              rows={training.checkpoints}
-            />
-          </Section>
+          <Listing
+            title="Checkpoints"
+            most={10}
+            cols={[
+              { name: "checkpoint", grow: true, cell: (checkpoint) => <code>{checkpoint.name}</code> },
+              { name: "step", num: true, cell: (checkpoint) => whole(checkpoint.step) },
+              {
+                name: "",
+                cell: (checkpoint) => (
+                  <>
+                    {checkpoint.best && (
+                      <Mark kind="kept" icon="star">
+                        best
+                      </Mark>
+                    )}{" "}
+                    {checkpoint.last && <Mark>last</Mark>}
+                  </>
+                ),
+              },
+            ]}
+            rows={training.checkpoints}
+          />
         )}
         {training.data.length > 0 && (
-          <Section title="Data">
-            <Table
-              card
-              label="Data"
-              cols={[
-                { name: "used for", cell: (data) => data.use || "–" },
-                { name: "data", grow: true, cell: (data) => data.name },
-                { name: "split", cell: (data) => data.split || "–" },
-                { name: "tasks", num: true, cell: (data) => whole(data.tasks) },
-              ]}
-              rows={training.data}
-            />
-          </Section>
+          <Listing
+            title="Data"
+            cols={[
+              { name: "used for", cell: (data) => data.use || "–" },
+              { name: "data", grow: true, cell: (data) => data.name },
+              { name: "split", cell: (data) => data.split || "–" },
+              { name: "tasks", num: true, cell: (data) => whole(data.tasks) },
+            ]}
+            rows={training.data}
+          />
         )}
       </div>
       {training.config.length > 0 && <Settings all={all} />}
@@ -424,24 +404,22 @@ function Settings({ all }: { all: Training[] }) {
   const differs = (name: string) => new Set(maps.map((map) => map.get(name))).size > 1;
   const rows = all.length > 1 ? [...names.filter(differs), ...names.filter((name) => !differs(name))] : names;
   return (
-    <Section title="Configuration" aside={all.length > 1 ? `${plural(names.filter(differs).length, "setting")} differ` : plural(names.length, "setting")}>
-      <Table
-        card
-        label="Configuration"
-        most={all.length > 1 ? 20 : 12}
-        cols={[
-          {
-            name: "setting",
-            cell: (name) => (
-              <>
-                <code>{name}</code> {all.length > 1 && differs(name) && <Mark kind="warn">differs</Mark>}
-              </>
-            ),
-          },
-          ...all.map((training, at) => ({ name: training.name, grow: at === all.length - 1, cell: (name: string) => <code>{maps[at]?.get(name) ?? "–"}</code> })),
-        ]}
-        rows={rows}
-      />
-    </Section>
+    <Listing
+      title="Configuration"
+      aside={all.length > 1 ? `${plural(names.filter(differs).length, "setting")} differ` : plural(names.length, "setting")}
+      most={all.length > 1 ? 20 : 12}
+      cols={[
+        {
+          name: "setting",
+          cell: (name) => (
+            <>
+              <code>{name}</code> {all.length > 1 && differs(name) && <Mark kind="warn">differs</Mark>}
+            </>
+          ),
+        },
+        ...all.map((training, at) => ({ name: training.name, grow: at === all.length - 1, cell: (name: string) => <code>{maps[at]?.get(name) ?? "–"}</code> })),
+      ]}
+      rows={rows}
+    />
   );
 }
