@@ -196,7 +196,9 @@ class BoardFolder:
         than one that can be read from the Hub.
         """
         tasks = self.own_tasks
-        found = [RULES] + [tasks.name] * (tasks is not None and bool(IN_BOARD.fullmatch(tasks.name)))
+        found = [RULES]
+        if tasks is not None and IN_BOARD.fullmatch(tasks.name):
+            found.append(tasks.name)
         for name in self.names:
             found += [f"{ENTRIES}/{name}/{path}" for path in sorted(EntryFiles(self.entry(name)).names)]
             found += [f"{CHECKS}/{name}.json"] * os.path.lexists(self.path / CHECKS / f"{name}.json")
