@@ -145,7 +145,7 @@ class RunView(Tabular):
         }
 
     def _preview(self) -> Preview:
-        title = f"{self.path.name}: {self.manifest.label}"
+        title = f"{self.path.resolve().name}: {self.manifest.label}"
         try:
             return self._training(title) if self._trained else self._evaluation(title)
         except RunFolderError as error:

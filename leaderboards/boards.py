@@ -195,7 +195,10 @@ class BoardFolder:
         Raises :class:`LeaderboardError` for a file that an entry may not have, for links, and if the board is larger
         than one that can be read from the Hub.
         """
-        found = sorted(entry.name for entry in os.scandir(self.path) if IN_BOARD.fullmatch(entry.name))
+        tasks = self.own_tasks
+        found = [RULES]
+        if tasks is not None and IN_BOARD.fullmatch(tasks.name):
+            found.append(tasks.name)
         for name in self.names:
             found += [f"{ENTRIES}/{name}/{path}" for path in sorted(EntryFiles(self.entry(name)).names)]
             found += [f"{CHECKS}/{name}.json"] * os.path.lexists(self.path / CHECKS / f"{name}.json")

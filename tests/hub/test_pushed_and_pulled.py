@@ -319,12 +319,13 @@ def board(tmp_path: Path) -> Path:
 def test_pushed_board_is_shown_checked_and_built(hub: Hub, board: Path, tmp_path: Path) -> None:
     (board / ".git").mkdir()
     (board / ".git" / "config").write_text("mine")
+    (board / "notes.jsonl").write_text("mine")
     assert "commit" in good("push", "board", board)
     repo = hub.repos[f"datasets/{USER}/my-board"]
     assert repo.private
     assert "nothing has changed" in good("push", "board", board)
     assert {"board.json", "tasks.jsonl", "README.md", "checks/oracle.json"} <= set(repo.files)
-    assert not {name for name in repo.files if name.startswith(".")}
+    assert not {name for name in repo.files if name.startswith((".", "notes"))}
     card = repo.files["README.md"].decode()
     assert re.search(r"\| 1 \| oracle \| oracle \| - \| 100\.0 .*\| checked \|", card)
     assert "tiny-trained" in good("leaderboard", "show", f"hf://{USER}/my-board")
@@ -403,10 +404,10 @@ def test_damaged_boards_are_not_pushed(board: Path, tmp_path: Path) -> None:
     with pytest.raises(HubError, match="repair the entry or remove it"):
         plan_board(board)
     shutil.rmtree(entry)
-    (board / "more.jsonl").symlink_to(tmp_path / "outside")
+    (board / "tasks.jsonl").unlink()
+    (board / "tasks.jsonl").symlink_to(tmp_path / "outside")
     with pytest.raises(LeaderboardError, match="put the file itself there"):
         plan_board(board)
-    (board / "more.jsonl").unlink()
     (board / "tasks").mkdir()
     rules = json.loads((board / "board.json").read_text())
     (board / "board.json").write_text(json.dumps(rules | {"task_set": "tasks"}))
