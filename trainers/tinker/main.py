@@ -7,6 +7,7 @@ resumes from the last checkpoint, however the last call ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
@@ -67,10 +68,13 @@ async def train(
     splits = await asyncio.to_thread(load_splits, config.tasks, config.agent)
     model, lora = base_model or config.model.path, lora_of(config.model)
     with Run.open(out, config, method, splits, view or on_terminal()) as run:
-        service = tinker.ServiceClient(api_key=key)
+        service, status = tinker.ServiceClient(api_key=key), "errored"
         try:
             load = TinkerState.load
             state = await asyncio.to_thread(load, config, run.path, service, model, folder, lora)
-            return await train_from(state, config, run, splits, stop=stop or asyncio.Event())
+            progress = await train_from(state, config, run, splits, stop=stop or asyncio.Event())
+            status = "success"
+            return progress
         finally:
-            await asyncio.to_thread(lambda: service.close().result())
+            with contextlib.suppress(Exception):  # a session that is not closed ends by itself
+                await asyncio.to_thread(lambda: service.close(status).result())
