@@ -103,6 +103,7 @@ _ROUTES = (
         extras=("verl",),
         first=("torch==2.13.0",),
     ),
+    Route("gepa", "GEPA", ("gepa==0.1.4",)),
     Route(
         "observability",
         "Observability",

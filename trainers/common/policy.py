@@ -30,6 +30,7 @@ from clawgym.errors import EngineError, MissingDependency, TrainingError
 from clawgym.rewards.scoring import TorchScorer
 from clawgym.trainers.algorithms import topk_reverse_kl
 from clawgym.trainers.batching import MaskedSequence, MicroBatch, micro_batches, pack
+from clawgym.trainers.common.checkpoints import load_weights as load_trained
 from clawgym.trainers.config import Compute, Model
 
 if TYPE_CHECKING:
@@ -222,6 +223,11 @@ class Policy:
             await engine.load_adapter(ADAPTER, self.trained(), version, config=self.adapter_config())
         else:
             await engine.update_weights(self.trained(), version)
+
+    async def restore(self, checkpoint: Path, engine: Sampler, version: int) -> None:
+        """Load the trained weights of a checkpoint, and publish them as ``version``. Do not train meanwhile."""
+        load_trained(checkpoint, self)
+        await self.publish(engine, version)
 
     @contextlib.contextmanager
     def first(self) -> Iterator[Any]:

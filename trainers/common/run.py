@@ -18,9 +18,8 @@ from typing import Any, Self
 from clawgym.errors import TrainingError
 from clawgym.records import Task, TaskSet
 from clawgym.records.run_folder import MANIFEST, RunFolder, make_manifest, repair_tail, write_atomic
-from clawgym.trainers.common.checkpoints import Checkpoints, Progress, load_weights
-from clawgym.trainers.common.policy import Policy
-from clawgym.trainers.common.services import Services, SplitScore
+from clawgym.trainers.common.checkpoints import Checkpoints, Progress
+from clawgym.trainers.common.services import LoopPolicy, Services, SplitScore
 from clawgym.trainers.common.splits import Splits
 from clawgym.trainers.common.start_model import given_model, model_origin
 from clawgym.trainers.common.tracking import TrackedRun, Trackers, View
@@ -54,7 +53,7 @@ class Run:
 
         Raises :class:`~clawgym.errors.RunFolderError` as :meth:`~clawgym.records.run_folder.RunFolder.open` does, and
         :class:`~clawgym.errors.TrainingError` if the model or the data are not found, before anything is written."""
-        given_model(config)
+        given_model(config, weights=config.trainer != "tinker")
         if method == "sft" and config.sft.data is not None and not Path(config.sft.data).expanduser().is_file():
             raise TrainingError(f"sft.data {config.sft.data}: no such file: name a file of exported episodes")
         settings = config.model_dump(mode="json")
@@ -171,7 +170,7 @@ class Run:
         progress.extra["partial"] = score.partial
 
     async def measure_best(
-        self, services: Services, policy: Policy, checkpoints: Checkpoints, tasks: Sequence[Task]
+        self, services: Services, policy: LoopPolicy, checkpoints: Checkpoints, tasks: Sequence[Task]
     ) -> None:
         """Evaluate the best checkpoint on the held-out split, sampled and greedy, unless this was done before."""
         best = checkpoints.best()
@@ -180,8 +179,7 @@ class Run:
         step = int(best.name)
         missing = self.unmeasured(step)
         if missing:
-            load_weights(best, policy)
-            await policy.publish(services.engine, step)
+            await policy.restore(best, services.engine, step)
         for greedy in missing:
             await self.measure(services, "heldout", tasks, step, greedy=greedy)
 

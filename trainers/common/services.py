@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from clawgym.errors import TrainingError
 from clawgym.gateway.server import Gateway
@@ -26,11 +26,15 @@ from clawgym.trainers.common.policy import Policy
 from clawgym.trainers.config import TrainConfig
 
 if TYPE_CHECKING:
+    import torch
+
+    from clawgym.rewards.scoring import Scorer
     from clawgym.trainers.common.policy import Sampler
 
 from clawgym.verifiers.scores import plain_mean
 
 __all__ = [
+    "LoopPolicy",
     "SplitScore",
     "EpisodeScore",
     "Services",
@@ -40,6 +44,42 @@ __all__ = [
     "open_engine",
     "score_tasks",
 ]
+
+
+class LoopPolicy(Protocol):
+    """A policy that is trained while an engine samples with its weights."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder with its tokenizer and chat template."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where its batches are."""
+        ...
+
+    @property
+    def adapter(self) -> str | None:
+        """The name of the adapter to request from the engine."""
+        ...
+
+    @property
+    def engine(self) -> Any:
+        """Makes an engine in this process."""
+        ...
+
+    async def publish(self, engine: Any, version: int) -> None:
+        """Let the engine sample with these weights, as ``version``."""
+        ...
+
+    async def restore(self, checkpoint: Path, engine: Any, version: int) -> None:
+        """Let the engine sample with the weights of a checkpoint, as ``version``."""
+        ...
+
+    def scorer(self, *, tokens: int) -> Scorer:
+        """A scorer with these weights."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -121,11 +161,14 @@ def summarize(results: Sequence[EpisodeScore]) -> SplitScore:
 
 
 @contextlib.asynccontextmanager
-async def open_engine(config: TrainConfig, policy: Policy, run: Path, *, version: int = 0) -> AsyncIterator[Sampler]:
+async def open_engine(
+    config: TrainConfig, policy: LoopPolicy, run: Path, *, version: int = 0
+) -> AsyncIterator[Sampler]:
     """An engine with the weights of ``policy`` as ``version``: in this process, or on the server that ``compute``
     names."""
     window = config.model.context_window
     if config.compute.vllm or config.compute.sglang:
+        assert isinstance(policy, Policy), "the configuration allows servers for trainer: local only"
         engine: Sampler = await policy.served(config.compute, run.absolute() / "adapters", context_window=window)
     else:
         engine = policy.engine(
@@ -143,7 +186,7 @@ async def open_engine(config: TrainConfig, policy: Policy, run: Path, *, version
 
 @contextlib.asynccontextmanager
 async def open_services(
-    config: TrainConfig, policy: Policy, run: Path, pool: Pool, *, version: int = 0
+    config: TrainConfig, policy: LoopPolicy, run: Path, pool: Pool, *, version: int = 0
 ) -> AsyncIterator[Services]:
     """Open the services of the run in the folder ``run``; the engine has the weights of ``policy`` as ``version``."""
     async with contextlib.AsyncExitStack() as stack:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
+from typing import Protocol
 
 from clawgym.errors import TrainingError
 from clawgym.gateway.render import Renderer
@@ -18,20 +19,21 @@ from clawgym.pool.states import Batch
 from clawgym.trainers.common.advantages import write_advantages
 from clawgym.trainers.common.batch import images_of, make_batch, scored_episodes
 from clawgym.trainers.common.canary import Canaries
-from clawgym.trainers.common.checkpoints import Progress
+from clawgym.trainers.common.checkpoints import Checkpoints, Progress
 from clawgym.trainers.common.collector import Collector, GroupPlayer
 from clawgym.trainers.common.demonstrations import load_imitation_data
 from clawgym.trainers.common.imitation import ImitationData
 from clawgym.trainers.common.judging import Agreement
 from clawgym.trainers.common.run import Run
-from clawgym.trainers.common.services import Services, open_services, pool_file
+from clawgym.trainers.common.services import LoopPolicy, Services, open_services, pool_file
 from clawgym.trainers.common.splits import Splits
 from clawgym.trainers.common.start_model import base_folder
+from clawgym.trainers.common.step import BatchLearner
 from clawgym.trainers.common.teaching import Teachers, find_teachers
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.training_state import TrainingState
 
-__all__ = ["train_grpo"]
+__all__ = ["LoopState", "train_from", "train_grpo"]
 
 CONSUMER = "trainer"
 _POLL_SECONDS = 0.5
@@ -41,6 +43,26 @@ _MAX_FAILURES = 20
 larger: one failing server ends all running episodes at once."""
 
 
+class LoopState(Protocol):
+    """What the loop trains."""
+
+    @property
+    def policy(self) -> LoopPolicy: ...
+
+    @property
+    def learner(self) -> BatchLearner: ...
+
+    @property
+    def checkpoints(self) -> Checkpoints: ...
+
+    @property
+    def progress(self) -> Progress: ...
+
+    def save(self) -> None:
+        """Write a checkpoint. Raises :class:`~clawgym.errors.TrainingError` if it cannot be written."""
+        ...
+
+
 async def train_grpo(config: TrainConfig, run: Run, splits: Splits, *, stop: asyncio.Event) -> Progress:
     """Train until the budget is used up or ``stop`` is set, from the last checkpoint if there is one.
 
@@ -48,6 +70,13 @@ async def train_grpo(config: TrainConfig, run: Run, splits: Splits, *, stop: asy
     """
     folder = base_folder(config, run.path, splits.demonstrations, ())
     state = TrainingState.load(config, run.path, folder, reference=config.algorithm.kl > 0)
+    return await train_from(state, config, run, splits, stop=stop)
+
+
+async def train_from(
+    state: LoopState, config: TrainConfig, run: Run, splits: Splits, *, stop: asyncio.Event
+) -> Progress:
+    """:func:`train_grpo` from a loaded ``state``. Raises as it does."""
     progress = state.progress
     run.rewind(progress.step if state.checkpoints.last() else -1)  # -1: repeat the first evaluations too
     with Pool(pool_file(run.path)) as pool:
@@ -64,7 +93,7 @@ class _Loop:
     """One call of :func:`train_grpo`."""
 
     def __init__(
-        self, run: Run, services: Services, state: TrainingState, splits: Splits, imitation: ImitationData | None
+        self, run: Run, services: Services, state: LoopState, splits: Splits, imitation: ImitationData | None
     ) -> None:
         self._run = run
         self._services = services
