@@ -8,6 +8,7 @@
   logs.
 - :mod:`clawgym.interop.nemo_gym`: our tasks and sandboxes as a resources server of NeMo Gym.
 - :mod:`clawgym.interop.otel`: OpenTelemetry shows the episodes of a run as traces.
+- :mod:`clawgym.interop.traces`: exact tokens of a pool for Agent Lightning, AReaL and SkyRL.
 - :mod:`clawgym.interop.trl`: ``GRPOTrainer`` trains on episodes of our environments.
 - :mod:`clawgym.interop.verifiers`: our task sets and sandboxes in verifiers, its tasks in our evaluation.
 """

@@ -160,7 +160,7 @@ class ClawGymResourcesServer(SimpleResourcesServer):  # type: ignore[misc]
             if name == id or now - session.used > self.config.idle_seconds:
                 await run_in_threadpool(self._sessions.pop(name).close)
         if len(self._sessions) + self._starting >= self.config.sessions:
-            raise HTTPException(503, f"{self.config.sessions} sessions are open: verify them, or raise sessions")
+            raise HTTPException(503, f"{self.config.sessions} sessions are open, verify some of them or raise sessions")
         options = self.config.options
         self._starting += 1
         try:
@@ -175,7 +175,7 @@ class ClawGymResourcesServer(SimpleResourcesServer):  # type: ignore[misc]
     def _session(self, request: Request) -> ClawGymSession:
         session = self._sessions.get(request.session[SESSION_ID_KEY])
         if session is None:
-            raise HTTPException(409, "the session has no episode: call /seed_session first")
+            raise HTTPException(409, "the session has no episode, call /seed_session first")
         session.used = time.monotonic()
         return session
 

@@ -236,8 +236,9 @@ class Cluster:
         try:
             await self.batch.create_namespaced_job(self.namespace, dict(wanted))
         except self._client.ApiException as error:
-            kind = SandboxError if error.status in (400, 422) else InfraError
-            raise kind(f"the cluster refuses a sandbox ({_said(error)}): check its quota and policies") from None
+            if error.status in (400, 422):
+                raise SandboxError(f"the cluster cannot make a sandbox ({_said(error)}): check its limits") from None
+            raise InfraError(f"the cluster refuses a sandbox ({_said(error)}): check its quota and policies") from None
 
     async def wait_for(self, name: str, container: str) -> str:
         """Wait until ``container`` of the job's pod runs. Returns the name of the pod.
@@ -405,7 +406,7 @@ def _namespace(config: Any, given: Mapping[str, str]) -> str:
 
 def _said(error: BaseException) -> str:
     """What the API said, in short."""
-    body = getattr(error, "body", None)
+    body: Any = getattr(error, "body", None)
     with contextlib.suppress(ValueError, TypeError, AttributeError):
         return str(json.loads(body)["message"])[:300]
     return str(error)[:300]
