@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -49,6 +48,8 @@ class Route:
     """The extras of ClawGym that its tests need."""
     first: tuple[str, ...] = ()
     """Requirements that are installed before all others."""
+    alone: tuple[str, ...] = ()
+    """Requirements that are installed last and without their own, one of which cannot be had; ``pins`` has the rest."""
     python: str = ""
     """The version of Python that its package needs, such as ``3.13``; by default that of this process."""
     clash: bool = False
@@ -102,6 +103,21 @@ _ROUTES = (
         ("datasets==5.2.0", "verl==0.9.1", "openai==3.52.0", "torch==2.13.0"),
         extras=("verl",),
         first=("torch==2.13.0",),
+    ),
+    # SkyRL needs Python 3.12. tinker-cookbook asks for tml-renderers 0.4.1, which is on no public index; it is imported
+    # for audio models only.
+    Route(
+        "tinker",
+        "Tinker API",
+        (
+            *("tinker==0.38.0", "skyrl[jax,tinker]==0.3.0", "transformers==5.8.0", "torch==2.13.0", "pyyaml>=6"),
+            *("blobfile>=3.0.0", "chz>=0.4.0", "cloudpickle>=3.0.0", "pyrage>=1.4.0", "termcolor>=2.0.0"),
+            "tiktoken>=0.12.0",
+        ),
+        extras=("local",),
+        first=("torch==2.13.0",),
+        alone=("tinker-cookbook==0.6.1",),
+        python="3.12",
     ),
     Route("gepa", "GEPA", ("gepa==0.1.4",)),
     Route(
@@ -224,32 +240,37 @@ def _environment(route: Route, say: Callable[[str], None]) -> Path:
     """The Python of the environment of ``route``, which is made if it is not complete."""
     extras = f"[{','.join(route.extras)}]" if route.extras else ""
     wanted = [f"-e{_ROOT}{extras}", *_PYTEST, *route.pins]
-    told = json.dumps([wanted, route.first, route.python or platform.python_version()])
+    told = json.dumps([wanted, route.first, *filter(None, [route.alone]), route.python or platform.python_version()])
     folder = cache_folder("interop") / f"{route.name}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
     python, mark = folder / "bin/python", folder / ".complete"
     with only_one(folder, lambda what, done, total: say(what)):
         if not mark.exists():
             say(f"{route.title}: installing {', '.join(route.pins)} in {folder}")
-            _run([_interpreter(route), "-m", "venv", str(folder)])
+            _run([_interpreter(route.python), "-m", "venv", str(folder)])
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
             for packages in filter(None, (list(route.first), wanted)):
                 _run([*pip, *packages])
             if not route.clash:
                 _run([str(python), "-m", "pip", "check"])
+            if route.alone:
+                _run([*pip, "--no-deps", *route.alone])
             mark.touch()
     return python
 
 
-def _interpreter(route: Route) -> str:
-    """The Python that makes the environment of ``route``."""
-    if not route.python or platform.python_version().startswith(f"{route.python}."):
+def _interpreter(version: str) -> str:
+    """The path of Python ``version``; of this one without a version. Raises :class:`DownloadError`."""
+    if not version or platform.python_version().startswith(f"{version}."):
         return sys.executable
-    found = shutil.which(f"python{route.python}")
-    if found is None:
-        raise ClawGymError(
-            f"{route.title} needs Python {route.python}: install it, so that python{route.python} starts"
+    command = [f"python{version}", "-c", "import sys; print(sys.executable)"]
+    try:
+        # With several Pythons of pyenv, the variable says which of them answers to the name.
+        found = subprocess.run(
+            command, capture_output=True, text=True, env=_outside() | {"PYENV_VERSION": version}, check=True
         )
-    return found
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise DownloadError(f"the route needs Python {version}, which is not here: install python{version}") from error
+    return found.stdout.strip()
 
 
 def _run(command: Sequence[str]) -> None:
