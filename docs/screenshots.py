@@ -86,7 +86,6 @@ def picture(browser: Browser, address: str, name: str, size: tuple[int, int], *,
     tab = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=True)
     tab.goto(address)
     tab.wait_for_selector("main h1")
-    tab.wait_for_load_state("networkidle" if address.startswith("file:") else "load")
     tab.wait_for_function("!document.querySelector('.ghost') && document.fonts.status === 'loaded'")
     _save(tab.screenshot(), name)
     tab.close()

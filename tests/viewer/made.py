@@ -450,7 +450,6 @@ def training(training_id: str, *, seed: int = 1, state: str = "complete", steps:
             {"name": f"{k:06d}", "step": k, "best": k == 200, "last": k == 300} for k in (100, 200, 300) if k <= steps
         ],
         "pool": "pool-1",
-        "run": {"source": "small", "name": "desktop"},
         "notes": [],
     }
 
@@ -532,6 +531,7 @@ def pool_line(seq: int) -> Answer:
 def pool_episode(seq: int) -> Answer:
     return pool_line(seq) | {
         "pool": "pool.db",
+        "run": {"source": "small", "name": "desktop"},
         "rewards": {"outcome": 1.0, "judge": 0.4},
         "penalties": {"length": -0.1},
         "tags": ["chain-8"],

@@ -40,7 +40,7 @@ function Page({ experiment }: { experiment: Experiment }) {
             {...(chart.from === null ? {} : { from: chart.from })}
             {...(chart.to === null ? {} : { to: chart.to })}
           />
-          {chart.about && <p className="soft">{chart.about}</p>}
+          {chart.about && <p className="soft note" style={{ marginTop: 6 }}>{chart.about}</p>}
         </section>
       ))}
       {tables.map((grid) => (
