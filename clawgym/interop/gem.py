@@ -1,7 +1,7 @@
 """GEM: our environments as its environments, and its environments behind ``gym.make``.
 
     env = GemEnv("ClawGym/terminal-v0", tasks="terminal-basic:train")           # its wrappers and batches over ours
-    gym.make("clawgym.interop.gem:gem-v0", game="game:GuessTheNumber-v0")          # an environment of GEM
+    gym.make("clawgym.interop.gem:gem-v0", game="game:GuessTheNumber-v0-hard")          # an environment of GEM
 
 Needs the package ``gem-llm``.
 
@@ -20,6 +20,7 @@ from clawgym.errors import MissingDependency, SnapshotRefused
 
 try:
     import gem  # pyright: ignore[reportMissingImports]
+    import gem.envs  # pyright: ignore[reportMissingImports]  # makes its names known
 except ImportError as error:
     raise MissingDependency(f"GEM is needed ({error}): pip install gem-llm") from error
 

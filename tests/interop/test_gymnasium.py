@@ -296,7 +296,7 @@ def test_our_environments_in_gem(record_property: Held) -> None:
 
 def test_environment_of_gem(record_property: Held) -> None:
     pytest.importorskip("gem", reason="needs GEM: clawgym interop check gymnasium")
-    made: dict[str, Any] = {"game": "game:GuessTheNumber-v0", "min_number": 1, "max_number": 50, "max_turns": 10}
+    made: dict[str, Any] = {"game": "game:GuessTheNumber-v0-hard", "min_number": 1, "max_number": 50, "max_turns": 10}
     env = gym.make("clawgym.interop.gem:gem-v0", **made)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*render")

@@ -161,7 +161,7 @@ async def test_tools_from_another_environment(tools: list[str], record_property:
         for solved in (True, False):
             result = await env.reset(seed=7, task_id=task.id)
             assert {tool["function"]["name"] for tool in result.metadata["tools"]} > {"submit"}
-            for call in calls if solved else calls[-1:]:
+            for call in calls if solved else [{"name": "submit", "arguments": {"message": "I do not know"}}]:
                 action = json.dumps({"content": None, "tool_calls": [{"function": call}]})
                 result = await env.step({"action": action})
             assert result.done

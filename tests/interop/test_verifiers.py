@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from verifiers.v1.trace import Trace
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.gateway.render import Renderer
 
+EXAMPLES = os.environ.get("VERIFIERS_REPOSITORY")
+"""A clone of the repository of verifiers, which has example environments; the package has none."""
 HERE = Path(__file__).parent
 TASKS = "terminal-basic:train"
 
@@ -203,3 +206,40 @@ async def test_its_tasks_in_our_evaluation(tmp_path: Path, record_property: Call
     with pytest.raises(TaskError, match="name an installed taskset"):
         clawgym.load("verifiers:no-such-taskset")
     record_property("held", "its tasks by our agents, scored by its rewards, with and without a runtime")
+
+
+async def answered(name: str, answers: dict[str, str], out: Path) -> dict[str, Any]:
+    """The rows of an evaluation in which the agent says ``answers``, by task."""
+    rows = {}
+    for number, (id, answer) in enumerate(answers.items()):
+        made = backend("auto")
+        try:
+            tasks = clawgym.load(f"verifiers:{name}", ids=[id])
+            await evaluate(EvalConfig(tasks, Says(answer, "true"), made, out / str(number)))
+        finally:
+            await made.aclose()
+        rows[id] = json.loads((out / str(number) / "results.jsonl").read_text())
+    return rows
+
+
+@pytest.mark.skipif(EXAMPLES is None, reason="set VERIFIERS_REPOSITORY to a clone of PrimeIntellect-ai/verifiers")
+async def test_environments_of_its_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[..., None]
+) -> None:
+    """`code-golf` runs the answer in the runtime; `reverse-text` has its rows in a local folder of the same name."""
+    for name in ("code_golf", "reverse_text"):
+        monkeypatch.syspath_prepend(str(Path(str(EXAMPLES), "environments", name)))
+    rows = tmp_path / "PrimeIntellect/Reverse-Text-RL/train.jsonl"
+    rows.parent.mkdir(parents=True)
+    rows.write_text("".join(json.dumps({"prompt": word}) + "\n" for word in ("abc", "live")))
+    monkeypatch.chdir(tmp_path)
+    programs = {"simple-sum": "print(sum(range(101)))", "reverse-str": "print('HELLO')"}
+    golf = {id: f"```python\n{text}\n```" for id, text in programs.items()}
+    played = await answered("code-golf", golf, tmp_path / "golf")
+    assert played["simple-sum"]["result"]["checks"] == {"correct": 1.0}
+    assert played["reverse-str"]["result"]["checks"] == {"correct": 0.0}
+    texts = {"0": "<reversed_text>cba</reversed_text>", "1": "<reversed_text>evil!</reversed_text>"}
+    played = await answered("reverse-text", texts, tmp_path / "texts")
+    assert (played["0"]["outcome"], played["0"]["result"]["checks"]) == ("solved", {"lcs": 1.0})
+    assert played["1"]["result"]["checks"]["lcs"] == pytest.approx(8 / 9)
+    record_property("held", "`code-golf` and `reverse-text` of its repository by our agents, scored by their rewards")
