@@ -343,16 +343,8 @@ class Cluster:
     async def run_inside(
         self, name: str, argv: list[str], user: str, stdin: bytes, max_bytes: int, seconds: float, on: str = "sandbox"
     ) -> tuple[int, bytes, str]:
-        """Run a program in a container of the job ``name``, as its user.
-
-        Returns:
-            The exit code, stdout, and the end of stderr.
-
-        Raises:
-            TreeTooLarge: over ``max_bytes``.
-            SandboxError: over ``seconds``.
-            SandboxDied: the pod ended.
-        """
+        """Run a program in the container ``on`` of the job ``name``, as the container's user; returns and raises as
+        :meth:`clawgym.sandbox.docker.engine.DockerEngine.run_inside` does."""
         del user  # a program has the uid of its container
         pods = (await self._pods(name)).items
         if not pods:
