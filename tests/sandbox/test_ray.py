@@ -148,7 +148,7 @@ async def test_the_doctor_seeks_no_cluster(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_backends_of_nodes_are_named() -> None:
     assert "ray" not in local_names()  # those are this machine's: the doctor and the attacks try each
     for name in ("ray:namespace", "ray:ray", "rai"):
-        with pytest.raises(SandboxUnavailable, match=r"Known sandboxes: chroot, docker, namespace, ray"):
+        with pytest.raises(SandboxUnavailable, match=r"Known sandboxes: chroot, docker, kubernetes, namespace, ray"):
             backend(name)
     with pytest.raises(SandboxUnavailable, match="ordered_dict"):
         backend("ray:collections:ordered_dict")
