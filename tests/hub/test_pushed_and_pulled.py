@@ -337,7 +337,7 @@ def test_pushed_board_is_shown_checked_and_built(hub: Hub, board: Path, tmp_path
 
 
 def test_pushed_board_is_checked(hub: Hub, board: Path) -> None:
-    for name in ("noop", "sloppy", "tiny-trained", "tiny-untrained"):
+    for name in ("noop", "sloppy", "tiny-rewarded", "tiny-trained", "tiny-untrained"):
         shutil.rmtree(board / "entries" / name)
     good("push", "board", board)
     done = clawgym("leaderboard", "check", f"hf://{USER}/my-board")

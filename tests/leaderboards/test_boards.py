@@ -24,7 +24,7 @@ from clawgym.leaderboards.site import build
 from .test_leaderboards import make_run
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "leaderboard"
-NAMES = ["noop", "oracle", "sloppy", "tiny-trained", "tiny-untrained"]
+NAMES = ["noop", "oracle", "sloppy", "tiny-rewarded", "tiny-trained", "tiny-untrained"]
 
 
 @pytest.fixture
