@@ -277,7 +277,7 @@ def submit(run: str | Path, board: BoardFolder, name: str) -> Path:
         raise LeaderboardError(f"{target} exists: choose another --entry")
     staging = target.with_name(f".{name}.part")
     shutil.rmtree(staging, ignore_errors=True)
-    kept = {f"episodes/{folder.episode_folder(row['task_id'], row['sample']).name}" for row in folder.latest.values()}
+    kept = {folder.place_of(row) for row in folder.latest.values()}
     for path, _ in _walk(folder.path):
         if _KNOWN.fullmatch(path) and (path.count("/") < 2 or path.rpartition("/")[0] in kept):
             (staging / path).parent.mkdir(parents=True, exist_ok=True)

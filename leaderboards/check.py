@@ -303,7 +303,7 @@ def _transcripts(
 ) -> Iterator[str]:
     elsewhere = _transcripts_elsewhere(board, folder)
     for key, row in graded.items():
-        name = f"{_place(run, row)}/{TRANSCRIPT}"
+        name = f"{run.place_of(row)}/{TRANSCRIPT}"
         if name not in files.names:
             yield f"{key}: no transcript"
             continue
@@ -360,7 +360,7 @@ def _workspaces(files: EntryFiles, run: RunFolder, tasks: TaskSet, graded: Mappi
     for key, row in graded.items():
         if not _scored(row) or not _gradable(tasks.by_id[row["task_id"]]):
             continue
-        name = f"{_place(run, row)}/{WORKSPACE}"
+        name = f"{run.place_of(row)}/{WORKSPACE}"
         if name not in files.names:
             yield f"{key}: has a score and no workspace"
         elif hashlib.sha256(files.read(name)).hexdigest() != row["files"].get(WORKSPACE):
@@ -371,10 +371,6 @@ def _scan(folder: Path) -> Iterator[str]:
     for one in scan(folder).findings:
         place = f"turn {one.turn}" if one.turn is not None else "workspace"
         yield f"{one.episode}, {place}: {one.kind}: {one.evidence[:160]}"
-
-
-def _place(run: RunFolder, row: Row) -> str:
-    return run.episode_folder(row["task_id"], row["sample"]).relative_to(run.path).as_posix()
 
 
 def _scored(row: Row) -> bool:
@@ -455,7 +451,7 @@ class _Again:
         manifest["tasks"] = {task: about for task, about in manifest["tasks"].items() if task in ids}
         (scratch / MANIFEST).write_text(json.dumps(manifest))
         (scratch / RESULTS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        places = tuple(f"{_place(self._run, row)}/" for row in rows)
+        places = tuple(f"{self._run.place_of(row)}/" for row in rows)
         for name in self._files.names:
             if name.startswith(places) or name.startswith("pictures/"):
                 (scratch / name).parent.mkdir(parents=True, exist_ok=True)
@@ -466,7 +462,7 @@ class _Again:
         """Empty if the tool calls of the transcript lead to the stored result, a description if they do not, and
         ``None`` if they cannot be replayed."""
         task = self._tasks.by_id[row["task_id"]]
-        document = json.loads(self._files.read(f"{_place(self._run, row)}/{TRANSCRIPT}"))
+        document = json.loads(self._files.read(f"{self._run.place_of(row)}/{TRANSCRIPT}"))
         steps = steps_from_atif(document)
         calls = [call for step in steps for call in executed_step(step).tool_calls]
         policy, ours = row["agent"] in _POLICIES, row["agent"] in _OURS

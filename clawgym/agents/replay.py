@@ -85,7 +85,7 @@ def _from_run(path: Path) -> dict[str, list[list[ToolCall]]]:
         try:
             calls = _calls(steps_from_atif(json.loads(run.read_of(row, TRANSCRIPT))))
         except (OSError, ValueError, ClawGymError) as error:
-            transcript = run.episode_folder(row["task_id"], row["sample"]) / TRANSCRIPT
+            transcript = run.path / run.place_of(row) / TRANSCRIPT
             raise AgentError(f"{transcript}: no transcript to replay ({error}): run the episode again") from error
         recorded.setdefault(row["task_id"], []).append(calls)
     return recorded

@@ -209,7 +209,7 @@ class _Regrading:
     def _not_stored(self, row: Row) -> bool:
         if "files" in row:
             return WORKSPACE not in row["files"]
-        return not (self._run.episode_folder(row["task_id"], row["sample"]) / WORKSPACE).exists()
+        return not (self._run.path / self._run.place_of(row) / WORKSPACE).exists()
 
     def _damage(self, row: Row) -> str | None:
         digests, content = row.get("files") or {}, b""

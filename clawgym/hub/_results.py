@@ -62,7 +62,7 @@ def plan_results(run: str | Path, *, transcripts: bool = False, workspaces: bool
     names = [name for name in names if (folder.path / name).exists()]
     kinds = [TRANSCRIPT] * (transcripts or workspaces) + [WORKSPACE, PROGRAM] * workspaces
     for row in folder.latest.values():
-        place = folder.episode_folder(row["task_id"], row["sample"]).relative_to(folder.path).as_posix()
+        place = folder.place_of(row)
         names += [f"{place}/{kind}" for kind in kinds if kind in (row.get("files") or {})]
     if kinds and (folder.path / PICTURES).is_dir():
         found_there = (path.name for path in sorted((folder.path / PICTURES).iterdir()))
@@ -133,10 +133,10 @@ def finish_results(folder: Path) -> list[str]:
 
 def _files_fit(run: RunFolder, row: Mapping[str, Any]) -> bool:
     """Whether the workspace of an episode is there. Raises :class:`HubError` if a file is not the one of the row."""
-    place = run.episode_folder(row["task_id"], row["sample"]).relative_to(run.path).as_posix()
+    place = run.place_of(row)
     for name, digest in (row.get("files") or {}).items():
         if name not in (TRANSCRIPT, WORKSPACE, PROGRAM) or not (run.path / place / name).exists():
             continue
-        if hashlib.sha256(read_below(run.path, f"{place}/{name}")).hexdigest() != digest:
+        if hashlib.sha256(run.read_of(row, name)).hexdigest() != digest:
             raise HubError(f"{place}/{name} is not the file of its result: ask the author")
     return (run.path / place / WORKSPACE).exists()

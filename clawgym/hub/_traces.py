@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from clawgym.errors import MissingDependency, TraceError
-from clawgym.files import read_below
 from clawgym.hub._card import portable
 from clawgym.hub._checkpoint import HubError
 from clawgym.hub._upload import Upload, UploadPlan, refuse_secrets, render, repo_name
@@ -113,11 +112,10 @@ def _of_run(folder: Path, table: Path) -> int:
 
 
 def _episode(run: RunFolder, row: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    name = run.episode_folder(row["task_id"], row["sample"]).relative_to(run.path).as_posix()
     try:
-        transcript = json.loads(read_below(run.path, f"{name}/{TRANSCRIPT}", LARGEST_TRANSCRIPT))
+        transcript = json.loads(run.read_of(row, TRANSCRIPT, LARGEST_TRANSCRIPT))
     except (OSError, ValueError) as error:
-        raise HubError(f"{run.path / name / TRANSCRIPT}: cannot be read ({error}): restore it") from error
+        raise HubError(f"{run.path / run.place_of(row) / TRANSCRIPT}: cannot be read ({error}): restore it") from error
     usage, result = row.get("usage") or {}, row.get("result") or {}
     return {
         "task_id": row["task_id"],

@@ -275,7 +275,11 @@ class RunFolder:
 
     def read_of(self, row: Mapping[str, Any], name: str, limit: int = LARGEST_FILE) -> bytes:
         """:meth:`read_file` for the file ``name`` of the episode of ``row``."""
-        return self.read_file(f"episodes/{safe_name(row['task_id'], row['sample'])}/{name}", limit)
+        return self.read_file(f"{self.place_of(row)}/{name}", limit)
+
+    def place_of(self, row: Mapping[str, Any]) -> str:
+        """The folder of the files of the episode of ``row``, relative to the run folder, with slashes."""
+        return self.episode_folder(row["task_id"], row["sample"]).relative_to(self.path).as_posix()
 
     def record(
         self, episode: Episode, *, attempt: int = 0, agent_version: str = "", model: str | None = None

@@ -240,7 +240,7 @@ def _scan_run(folder: Path) -> Scan:
         if not isinstance(task, str) or not isinstance(sample, int):
             found.findings.append(ScanFinding(visible(key)[:200], None, "unread", "damaged row", "results.jsonl"))
             continue
-        name = run.episode_folder(task, sample).relative_to(folder).as_posix()
+        name = run.place_of(row)
         own = _of_document(key, folder, f"{name}/{TRANSCRIPT}")
         result = row.get("result")
         if isinstance(result, dict) and result.get("tampered") is True:
@@ -251,13 +251,13 @@ def _scan_run(folder: Path) -> Scan:
             diff = ""
             if PROGRAM in stored:  # of a repository, what was changed says more than what is there
                 archive = PROGRAM
-                diff = dict(_files_of(read_below(folder, f"{name}/{PROGRAM}"))).get(DIFF_FILE, "")
+                diff = dict(_files_of(run.read_of(row, PROGRAM))).get(DIFF_FILE, "")
             if diff:
                 added = (line[1:] for line in diff.splitlines() if line.startswith("+"))
                 own += scan_files(key, [(DIFF_FILE, "\n".join(added))])
             elif WORKSPACE in stored:
                 archive = WORKSPACE
-                own += scan_files(key, _files_of(read_below(folder, f"{name}/{WORKSPACE}")))
+                own += scan_files(key, _files_of(run.read_of(row, WORKSPACE)))
         except (OSError, tarfile.TarError, zlib.error, EOFError, ValueError) as error:
             own.append(_unread(key, f"{name}/{archive}", error))
         found.findings += own[:_MOST]
