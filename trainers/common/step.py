@@ -11,7 +11,7 @@ import math
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.batch import TrainingBatch
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import distilled_advantages
+from clawgym.trainers.protocols import logged_metrics
 
 __all__ = ["BatchLearner", "Imitated", "MiniBatch", "StepMetrics", "mean_difference", "not_finite"]
 
@@ -53,6 +54,14 @@ class StepMetrics:
     def mean(self, name: str) -> float:
         total, n = self._sums.get(name, (0.0, 0.0))
         return total / n if n else 0.0
+
+    def add_logged(self, said: Mapping[str, torch.Tensor], count: int) -> None:
+        """The metrics that a loss over ``count`` tokens gave (:func:`~clawgym.trainers.protocols.logged_metrics`)."""
+        for name, value in logged_metrics(said).items():
+            if name == "ratio_max":
+                self.most("actor/ratio_max", value)
+            else:
+                self.add(f"actor/{name}", value, count)
 
     def all(self) -> dict[str, Any]:
         return {**self._plain, **{name: self.mean(name) for name in self._sums}}
@@ -188,6 +197,18 @@ class BatchLearner(ABC):
     @abstractmethod
     def _sample(self, batch: TrainingBatch, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Some trained tokens of the batch: their indices, and their log-probs and entropies under the policy now."""
+
+    @staticmethod
+    def _drawn(batch: TrainingBatch, rng: random.Random, tokens: int) -> list[int]:
+        """The indices of random training sequences with at most ``tokens`` ids together, but one at least; empty if
+        nothing is trained."""
+        drawn, rows = list[int](), sorted(set(batch.row.tolist()))
+        for n in rng.sample(rows, len(rows)):
+            tokens -= len(batch.sequences[n].ids)
+            if tokens < 0 and drawn:
+                break
+            drawn.append(n)
+        return sorted(drawn)
 
     def _rows_with_gradient(self, batch: TrainingBatch, part: torch.Tensor) -> list[int]:
         """The indices of the training sequences with tokens in ``part`` that have a gradient."""

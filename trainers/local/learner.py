@@ -23,7 +23,7 @@ from clawgym.trainers.common.policy import Policy, base_of, hidden_states, logpr
 from clawgym.trainers.common.step import BatchLearner, Imitated, MiniBatch, StepMetrics, mean_difference, not_finite
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.critic import ValueHead
-from clawgym.trainers.protocols import logged_metrics, loss_of
+from clawgym.trainers.protocols import loss_of
 from clawgym.trainers.traits import traits_of
 
 __all__ = ["Learner"]
@@ -164,11 +164,7 @@ class Learner(BatchLearner):
                 metrics.add("opd/reverse_kl", apart.detach().mean(), len(apart))
             loss.backward()
             metrics.add("actor/entropy", entropy.detach().mean() if count else torch.tensor(0.0), count)
-            for name, value in logged_metrics(said).items():
-                if name == "ratio_max":
-                    metrics.most("actor/ratio_max", value)
-                else:
-                    metrics.add(f"actor/{name}", value, count)
+            metrics.add_logged(said, count)
         return self._step()
 
     def _sample(self, batch: TrainingBatch, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ from clawgym.trainers.common.batch import TrainingBatch
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress
 from clawgym.trainers.common.step import BatchLearner, Imitated, MiniBatch, StepMetrics, mean_difference
 from clawgym.trainers.config import TrainConfig
-from clawgym.trainers.protocols import logged_metrics, loss_of
+from clawgym.trainers.protocols import loss_of
 from clawgym.trainers.tinker.settings import loss_settings
 
 if TYPE_CHECKING:
@@ -217,24 +217,14 @@ class TinkerLearner(BatchLearner):
         if mini.unchanged and self._config.algorithm.old == "rollout":
             metrics.add("training/rollout_probs_diff", mean_difference(logp, batch.rollout_logp[at]), len(at))
         metrics.add("actor/entropy", -logp.mean(), len(at))
-        for name, value in logged_metrics(said).items():
-            if name == "ratio_max":
-                metrics.most("actor/ratio_max", value)
-            else:
-                metrics.add(f"actor/{name}", value, len(at))
+        metrics.add_logged(said, len(at))
 
     def _sample(self, batch: TrainingBatch, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Those of some sequences. The entropies are estimates: minus the log-prob of the sampled id."""
-        drawn, room = list[int](), self._config.compute.micro_tokens
-        rows = sorted(set(batch.row.tolist()))
-        for n in rng.sample(rows, len(rows)):
-            room -= len(batch.sequences[n].ids)
-            if room < 0 and drawn:
-                break
-            drawn.append(n)
+        drawn = self._drawn(batch, rng, self._config.compute.micro_tokens)
         if not drawn:
             return batch.row[:0], batch.rollout_logp[:0], batch.rollout_logp[:0]
-        logp = self._logprobs(batch, sorted(drawn))
+        logp = self._logprobs(batch, drawn)
         return batch.places_of(drawn), logp, -logp
 
     def _logprobs(self, batch: TrainingBatch, rows: Sequence[int]) -> torch.Tensor:

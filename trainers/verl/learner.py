@@ -275,13 +275,7 @@ class RankedLearner(BatchLearner):
 
     def _sample(self, batch: TrainingBatch, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Those of one micro-batch of randomly drawn sequences on each rank."""
-        drawn, room = list[int](), self._config.compute.micro_tokens * self.policy.ranks
-        rows = sorted(set(batch.row.tolist()))
-        for n in rng.sample(rows, len(rows)):
-            room -= len(batch.sequences[n].ids)
-            if room < 0 and drawn:
-                break
-            drawn.append(n)
+        drawn = self._drawn(batch, rng, self._config.compute.micro_tokens * self.policy.ranks)
         if not drawn:
             return batch.row[:0], batch.rollout_logp[:0], batch.rollout_logp[:0]
-        return batch.places_of(drawn), *self.policy.logprobs(batch, sorted(drawn))
+        return batch.places_of(drawn), *self.policy.logprobs(batch, drawn)
