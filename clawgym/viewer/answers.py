@@ -37,8 +37,8 @@ _LARGEST_JSON = 256 * 2**20
 _LARGEST_PICTURE = 64 * 2**20
 _KEPT_TRANSCRIPTS = 8
 _KEPT_ANSWERS = 64
-_MOST_POOLS = 100
-"""Pools that are searched for the episode of a run."""
+_MOST_SEARCHED = 100
+"""Pools that are searched for the episode of a run, and runs for that of a pool."""
 _AROUND = 120
 """Characters of a text that are shown before and after what was found."""
 _PICTURE = re.compile(r"[0-9a-f]{64}\.(png|jpg|gif|webp)")
@@ -317,7 +317,7 @@ class Answers:
         except ImportError:
             return None
         pools = [one for one in self._catalog.all() if one.kind == "pool"] if isinstance(session, str) else []
-        for source in pools[:_MOST_POOLS]:
+        for source in pools[:_MOST_SEARCHED]:
             with suppress(ClawGymError), PoolAnswers(source.path, source.id) as pool:
                 if (seq := pool.find(str(session)[:200])) is not None:
                     return {"source": source.id, "seq": seq}
@@ -326,12 +326,12 @@ class Answers:
     def _in_run(self, episode: Mapping[str, Any]) -> dict[str, Any] | None:
         """The episode of a run whose gateway session an episode of a pool is; None if its run is not here."""
         name = safe_name(episode["task"], episode["sample"])
-        for source in self._catalog.all():
-            if source.kind == "run":
-                with suppress(ClawGymError), self._catalog.index(source.id) as index:
-                    _, rows = index.episode(name) or ({}, [])
-                    if any(row.get("session") == episode["id"] for row in rows):
-                        return {"source": source.id, "name": name}
+        runs = [one for one in self._catalog.all() if one.kind == "run"]
+        for source in runs[:_MOST_SEARCHED]:
+            with suppress(ClawGymError), self._catalog.index(source.id) as index:
+                _, rows = index.episode(name) or ({}, [])
+                if any(row.get("session") == episode["id"] for row in rows):
+                    return {"source": source.id, "name": name}
         return None
 
     def _turns(self, id: str, name: str, query: Query) -> dict[str, Any]:

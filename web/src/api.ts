@@ -161,14 +161,18 @@ export interface TrainingFigures {
   score: Score | null;
 }
 
-// --------------------------------------------------------------------------------------------------------------- run
-
-export interface Run {
+/** What the page of a run, a training or an experiment begins with; see `Source`. */
+export interface Shown {
   id: string;
   name: string;
   path: string;
   state: State;
   changed: number;
+}
+
+// --------------------------------------------------------------------------------------------------------------- run
+
+export interface Run extends Shown {
   indexed: Progress;
   /** The main facts of the run manifest, to show in this order: label, value. */
   about: [string, string][];
@@ -559,12 +563,7 @@ export interface CheckDifference {
 
 // ---------------------------------------------------------------------------------------------------------- training
 
-export interface Training {
-  id: string;
-  name: string;
-  path: string;
-  state: State;
-  changed: number;
+export interface Training extends Shown {
   about: [string, string][];
   manifest: Record<string, unknown>;
   /** Setting (dotted) -> its value as JSON. */
@@ -892,12 +891,7 @@ export interface AttackRate {
 // ------------------------------------------------------------------------------------------------------- experiments
 
 /** An experiment that compares arms, such as methods of training (benchmarks/personal.py). */
-export interface Experiment {
-  id: string;
-  name: string;
-  path: string;
-  state: State;
-  changed: number;
+export interface Experiment extends Shown {
   about: [string, string][];
   notes: string[];
   charts: Curves[];
