@@ -145,13 +145,14 @@ _ROUTES = (
         "traces",
         "Other trainers",
         (
-            *("agentlightning==0.3.0", "skyrl==0.3.0", "skyrl-gym==0.4.0", "torch==2.13.0"),
+            *("agentlightning==0.3.0", "torch==2.13.0"),
             # What SkyRL's generators import, without the rest of its extra, which needs CUDA.
             *("loguru==0.7.3", "ray==2.56.0", "omegaconf==2.3.1", "hydra-core==1.3.2", "jaxtyping==0.3.11"),
-            *("torchdata>=0.11", "tensordict>=0.10"),
+            *("torchdata>=0.11", "tensordict>=0.10", "pandas>=2.2", "datasets==5.2.0", "transformers==5.8.0"),
         ),
         extras=("pool",),
-        first=("torch==2.13.0", "agentlightning==0.3.0"),  # all at once take pip too long
+        first=("torch==2.13.0",),
+        alone=("skyrl==0.3.0", "skyrl-gym==0.4.0"),  # its LiteLLM is not that of Agent Lightning
     ),
     Route("kubernetes", "Kubernetes", ("kubernetes==37.0.2",)),
     Route("nemo_gym", "NeMo Gym", ("nemo-gym==0.4.0",), python="3.13"),
