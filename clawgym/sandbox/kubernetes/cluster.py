@@ -178,13 +178,11 @@ class Cluster:
 
     def __init__(self, namespace: str | None) -> None:
         try:
-            from kubernetes import aio  # pyright: ignore[reportMissingImports]
             from kubernetes.aio import client, config, stream  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise MissingDependency(
                 "the Kubernetes backend needs its client: pip install 'clawgym[kubernetes]'"
             ) from None
-        del aio
         self._client, self._config, self._stream = client, config, stream
         self.namespace = namespace or ""
 
