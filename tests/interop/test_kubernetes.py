@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+pytest.importorskip("kubernetes", reason="needs the client of Kubernetes: clawgym interop check kubernetes")
+
 from clawgym.errors import InfraError, SandboxDied, SandboxError, SandboxUnavailable
 from clawgym.records import Limits, TaskFile
 from clawgym.sandbox import Backend, SandboxSpec
