@@ -7,6 +7,7 @@
 ``versions/``           the versions of the model (:mod:`clawgym.online.versions`)
 ``gate.json``           the comparisons of the gate, and ``gate/`` what they measured
 ``training/``           checkpoints of the training
+``advantages/``         those of each training step, for ``clawgym view``
 ``training.key``        the key of a trainer on another machine
 ``control.sock``        while it runs: the control API, with its token in ``control.sock.token``
 ``judge.log`` ...       what the loops say

@@ -36,6 +36,7 @@ from clawgym.online.loops import LOOPS, keep_running
 from clawgym.online.serving import AdapterEngine, VersionedEngine
 from clawgym.online.versions import Versions
 from clawgym.pool import Pool
+from clawgym.trainers.common.advantages import forget_advantages
 
 __all__ = ["Service", "forget", "open_service"]
 
@@ -138,6 +139,7 @@ def forget(folder: ServiceFolder, session: str) -> tuple[int, ...]:
         erased = versions.forget(session)
         if there:
             pool.erase(session)
+    forget_advantages(folder.path, session)
     return tuple(version.number for version in erased)
 
 

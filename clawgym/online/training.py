@@ -39,6 +39,7 @@ from clawgym.pool import Pool
 from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, TrainingPool
 from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.batching import MaskedSequence
+from clawgym.trainers.common.advantages import trained_by_turn, write_advantages
 from clawgym.trainers.common.batch import images_of, make_batch
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress, load_adapter
 from clawgym.trainers.common.policy import load_policy
@@ -307,6 +308,7 @@ class VersionTrainer:
             imitation = (lambda _: imitated) if imitated else None
             train_step = partial(learner.train_step, made, seed=seed, imitation=imitation)
             metrics |= dict(made.metrics) | await asyncio.to_thread(train_step)
+            write_advantages(self._run.parent, progress.step, trained_by_turn(made, learner.advantages))
         except TrainingError as error:
             self._made_none(error)
             self._load(parent)

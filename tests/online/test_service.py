@@ -31,6 +31,7 @@ from clawgym.online.training import VersionTrainer  # noqa: E402
 from clawgym.online.versions import Versions  # noqa: E402
 from clawgym.pool import Pool  # noqa: E402
 from clawgym.simulation.users import THANKS  # noqa: E402
+from clawgym.trainers.common.answers import advantages_file  # noqa: E402
 
 from .conftest import SETTINGS, Client, judged  # noqa: E402
 
@@ -202,6 +203,10 @@ async def test_private_conversations_are_deleted_unread(folder: ServiceFolder) -
         assert all(b"s3cret" not in file.read_bytes() for file in folder.path.glob("pool.db*"))
 
 
+def stored_advantages(folder: ServiceFolder) -> str:
+    return "".join(file.read_text() for file in advantages_file(folder.path, 0).parent.iterdir())
+
+
 async def test_a_forgotten_conversation_takes_its_versions_along(folder: ServiceFolder) -> None:
     async with serving(folder) as (_, client):
         for _ in range(2):
@@ -214,6 +219,7 @@ async def test_a_forgotten_conversation_takes_its_versions_along(folder: Service
         session = told["session"]
         versions = Versions(folder.versions)
         assert [version.number for version in versions.exposed(session)] == [1]
+        assert session in stored_advantages(folder)
         with pytest.raises(Exception, match="roll back to version 0 first"):
             forget(folder, session)
         versions.roll_back("to forget", versions.last_without([session]).number)
@@ -221,6 +227,7 @@ async def test_a_forgotten_conversation_takes_its_versions_along(folder: Service
         with Pool(folder.pool) as pool:
             assert session not in [e.id for e in pool.episodes()]
         assert session not in json.dumps([version.sessions for version in versions.all()])
+        assert session not in stored_advantages(folder)
         await user.say("Again")  # a new conversation, answered by version 0
         with Pool(folder.pool) as pool:
             assert [t.policy_version for t in pool.turns(list(pool.episodes())[-1].id)] == [0]

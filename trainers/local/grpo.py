@@ -16,7 +16,7 @@ from clawgym.errors import TrainingError
 from clawgym.gateway.render import Renderer
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
-from clawgym.trainers.common.advantages import write_advantages
+from clawgym.trainers.common.advantages import trained_by_turn, write_advantages
 from clawgym.trainers.common.batch import images_of, make_batch, scored_episodes
 from clawgym.trainers.common.canary import Canaries
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress
@@ -178,7 +178,8 @@ class _Loop:
         progress.step += 1
         await self._policy.publish(self._services.engine, progress.step)
         learner = self._state.learner
-        await asyncio.to_thread(write_advantages, self._run.path, progress.step - 1, batch, learner.advantages)
+        used = trained_by_turn(batch, learner.advantages)
+        await asyncio.to_thread(write_advantages, self._run.path, progress.step - 1, used)
         seconds = time.monotonic() - started
         progress.seconds += seconds
         progress.tokens += int(metrics["rollout/sampled_tokens"])

@@ -21,6 +21,7 @@ from clawgym.errors import TrainingError
 from clawgym.pool import Pool
 from clawgym.registry import trainers
 from clawgym.trainers.batching import MaskedSequence
+from clawgym.trainers.common.advantages import TurnAdvantages, write_advantages
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress
 from clawgym.trainers.common.demonstrations import load_imitation_data
 from clawgym.trainers.common.imitation import ImitationData
@@ -197,6 +198,9 @@ class _VerlRun:
 
     def add_episodes(self, scored: list[ScoredEpisode]) -> Mapping[str, float]:
         return self._agreement.add(scored)
+
+    def on_advantages(self, group: int, advantages: TurnAdvantages) -> None:
+        write_advantages(self._run.path, group, advantages)  # the pools' consumer takes one group a step
 
     def on_step_trained(self, trainer: Any, groups: list[int]) -> None:
         progress = self._progress

@@ -36,6 +36,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from clawgym.errors import TrainingError
 from clawgym.trainers.batching import MaskedSequence
+from clawgym.trainers.common.advantages import TurnAdvantages, advantages_by_turn
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import ScoredEpisode, batch_metrics, distilled_advantages, scores_of, trained_episodes
 from clawgym.trainers.verl.formulas import NAME, batch_importance, batch_token_weights
@@ -90,6 +91,10 @@ class RunCallbacks(Protocol):
 
     def add_episodes(self, scored: list[ScoredEpisode]) -> Mapping[str, float]:
         """Called with the episodes of a batch. Returns metrics."""
+        ...
+
+    def on_advantages(self, group: int, advantages: TurnAdvantages) -> None:
+        """Called with the advantages of a group of a batch, before the step on it."""
         ...
 
     def on_step_trained(self, trainer: Any, groups: list[int]) -> None:
@@ -259,6 +264,7 @@ class _ClawGymTrainer(PPOTrainer):
             "staleness/mean": sum(lags) / len(lags),
             "staleness/max": float(max(lags)),
         }
+        self._record(batch, weighted, episode, whole["turns"], given)
         made = {"advantages": given, "returns": returns, "rollout_is_weights": factors, "votes": weights}
         if train.algorithm.imitation:
             made["imitated"] = torch.zeros_like(given)
@@ -268,6 +274,21 @@ class _ClawGymTrainer(PPOTrainer):
             {name: response_to_nested(value, lengths) for name, value in made.items()}, batch_size=len(batch)
         )
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    def _record(
+        self, batch: KVBatchMeta, used: torch.Tensor, episode: torch.Tensor, turns: torch.Tensor, given: torch.Tensor
+    ) -> None:
+        """Report the advantages of the tokens that ``used``, (B, T) bool, has."""
+        owners = {e: tag for e, tag in zip(episode.tolist(), batch.tags, strict=True) if e >= 0}
+        of_token = episode[:, None].expand_as(used)[used]
+        ids = [owners[e]["episode"] for e in range(len(owners))]
+        found = advantages_by_turn(ids, of_token, turns[used].long(), given[used])
+        groups: dict[int, TurnAdvantages] = {}
+        for tag in owners.values():
+            if tag["episode"] in found:
+                groups.setdefault(tag["number"], {})[tag["episode"]] = found[tag["episode"]]
+        for number, advantages in groups.items():
+            self.callbacks.on_advantages(number, advantages)
 
     def _solved(
         self, batch: KVBatchMeta, scored: Sequence[ScoredEpisode], episode: torch.Tensor, seed: int

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clawgym.pool.states import Batch
 from clawgym.records import TrainingSequence
-from clawgym.trainers.common.advantages import write_advantages
+from clawgym.trainers.common.advantages import trained_by_turn, write_advantages
 from clawgym.trainers.common.answers import trained_advantages
 from clawgym.trainers.common.batch import make_batch, scored_episodes
 from clawgym.trainers.config import TrainConfig
@@ -110,7 +110,7 @@ def test_stored_advantages_are_those_of_the_trained_tokens(made: tuple[Batch, Te
             wanted.setdefault((number, turn), []).append(float(used[at]))
             at += 1
     with tempfile.TemporaryDirectory() as folder:
-        write_advantages(Path(folder), 7, found, used)
+        write_advantages(Path(folder), 7, trained_by_turn(found, used))
         for number, member in enumerate(found.episodes):
             stored = trained_advantages(Path(folder), 7, member.episode.id)
             mine = {turn: values for (owner, turn), values in wanted.items() if owner == number}

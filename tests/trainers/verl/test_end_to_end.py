@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from clawgym.cli import app
 from clawgym.hub import read_checkpoint
 from clawgym.pool import Pool, sequences_of
+from clawgym.pool.view import PoolView
+from clawgym.trainers.common.answers import trained_advantages
 from clawgym.trainers.common.checkpoints import Checkpoints
 from clawgym.trainers.local.main import train
 
@@ -118,6 +120,15 @@ def test_killed_run_resumes(teachers: Path, tmp_path: Path) -> None:
             assert sequences_of(turns)
             versions += [turn.policy_version for turn in turns]
     assert set(versions) == {0, 1}
+    view, trained = PoolView(out / "pool.db"), 0
+    for episode in delivered:
+        seq = view.find(episode.id)
+        assert seq is not None
+        stored = trained_advantages(out, view.step(seq) or 0, episode.id)
+        assert stored.keys() <= set(range(len(view.turns(seq, episode.id))))
+        trained += bool(stored)
+    view.close()
+    assert trained >= 24
     measured = [(row["split"], row["step"], row["greedy"]) for row in lines(out / "evaluations.jsonl")]
     assert [m for m in measured if m[0] == "validation"] == [("validation", n, False) for n in (0, 1, 2)]
     best = Checkpoints(out).best()
