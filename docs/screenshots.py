@@ -110,13 +110,13 @@ def watch(browser: Browser, run: Path) -> None:
         with viewer(run.parent) as address:
             tab = browser.new_page(viewport={"width": FOUR_TILES[0], "height": FOUR_TILES[1]}, bypass_csp=True)
             tab.goto(f"{address}live")
-            tab.wait_for_function("document.querySelectorAll('main img').length >= 4", timeout=120_000)
+            tab.wait_for_function("document.querySelectorAll('main img').length >= 4", timeout=300_000)
             tab.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
             _save(tab.screenshot(), "watch")
             tab.close()
     finally:
         evaluation.send_signal(signal.SIGINT)
-        evaluation.wait(60)
+        evaluation.wait(180)
 
 
 def _save(png: bytes, name: str) -> None:

@@ -115,6 +115,7 @@ class PoolAnswers:
             if turn in where
         ]
         given = [reward for _, _, reward in members if reward is not None]
+        advantage = _advantage(episode.reward, given)
         step, trained = self._trained(seq, episode.id)
         return {
             **_line(row),
@@ -125,7 +126,7 @@ class PoolAnswers:
             "curation_note": episode.note,
             "meta": dict(episode.meta),
             "members": [{"seq": seq, "sample": sample, "reward": reward} for seq, sample, reward in members],
-            "advantage": _advantage(episode.reward, given),
+            "advantage": advantage,
             "trained": {
                 "step": step,
                 "turns": [
@@ -142,7 +143,7 @@ class PoolAnswers:
                 for seen in step.observations
                 if seen.image is not None
             ],
-            "notes": [] if trained else [_COMPUTED],
+            "notes": [_COMPUTED] if advantage and not trained else [],
         }
 
     def _trained(self, seq: int, id: str) -> tuple[int | None, dict[int, tuple[float, float, float]]]:

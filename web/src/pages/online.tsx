@@ -42,11 +42,12 @@ function Page({ online, again }: { online: Online; again: () => void }) {
       <div className="tiles">
         <Tile main label="Version that answers" value={whole(online.serving)} note={serving ? `made ${ago(serving.made)} from ${plural(serving.sessions, "session")}` : "no version has been promoted"} />
         {online.watch && <Tile label={`Since the promotion of version ${online.watch.version}`} value={online.watch.verdict} note={online.watch.reason} />}
-        {online.comparison && <Tile label={`Gate, version ${online.comparison.version}`} value={online.comparison.verdict} note={online.comparison.reasons.join("; ")} />}
+        {online.comparison && <Tile label={`Gate, version ${online.comparison.version}`} value={online.comparison.verdict} note="compared below" />}
       </div>
       {online.comparison && (
         <Section title={`Comparison of the gate, version ${online.comparison.version}`}>
           <Figures result={online.comparison} />
+          {online.comparison.figures.length > 0 && online.comparison.reasons.map((reason) => <p className="soft" key={reason}>{reason}</p>)}
         </Section>
       )}
       <Section title="Versions" aside={online.writable ? "" : "Read only. Start the viewer with --write to promote and roll back here."}>
