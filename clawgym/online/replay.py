@@ -5,9 +5,9 @@ way, which is why the gate asks for two scorers that err differently:
 
 - ``likelihood`` reads no text. It asks whether a version prefers the replies that users approved more than the version
   that answers does, and avoids those that they complained of: sigmoid of the difference of the reply's log-probability
-  (the implicit reward of DPO, arXiv 2305.18290, eq. 5, with the version that answers as the reference). What a version
-  writes cannot persuade it. But where most replies are complained of, it likes every change a little, as a version that
-  drifts gives what was said less probability.
+  (the implicit reward of DPO with beta = 2, arXiv 2305.18290, eq. 5; the reference is the version that answers). What
+  a version writes cannot persuade it. But where most replies are complained of, it likes every change a little, as a
+  version that drifts gives what was said less probability.
 - ``judge`` reads the new reply beside what the user said about the old one. A model that begs can try to persuade it.
 
 Invariant: a held-out turn was judged before a version is measured on it, and the judge never sees which version wrote
@@ -42,6 +42,9 @@ __all__ = ["REPLAYS", "HeldOutTurn", "Replayed", "ReplayScorer", "ScorerContext"
 
 _MOST_NATS = 5.0
 """Bound of the change of a reply's log-probability, so that a long reply counts no more than a short one."""
+_STEEPNESS = 2.0
+"""beta of DPO. The version that answers always has 0.5, so the difference of two versions uses half of the range that
+the gate's bounds allow for: with 1 it takes twice as many turns to show a small gain."""
 _LONGEST = 1024
 """Most tokens of a replayed reply."""
 REPLAYS = 3
@@ -178,7 +181,7 @@ class Likelihood:
         moved = await self._logp(turn, replayed.version) - await self._logp(turn, replayed.serving)
         if not math.isfinite(moved):
             return 0.5
-        return 1 / (1 + math.exp(-turn.vote * max(-_MOST_NATS, min(_MOST_NATS, moved))))
+        return 1 / (1 + math.exp(-_STEEPNESS * turn.vote * max(-_MOST_NATS, min(_MOST_NATS, moved))))
 
     async def _logp(self, turn: HeldOutTurn, version: Version) -> float:
         """Log-probability of the reply that the user saw, in nats, under a version."""

@@ -64,7 +64,7 @@ async def test_likelihood_is_how_far_a_version_is_from_the_one_that_answers(cont
     second = versions[1]
 
     def wanted(vote: int, moved: float) -> Any:
-        return pytest.approx(1 / (1 + math.exp(-vote * max(-5, min(5, moved)))), abs=1e-3)
+        return pytest.approx(1 / (1 + math.exp(-2 * vote * max(-5, min(5, moved)))), abs=1e-3)
 
     scorer = Likelihood(context.real)
     for _ in range(2):  # weights are changed back and forth
