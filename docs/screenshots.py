@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import signal
@@ -29,8 +30,11 @@ from clawgym.records.run_folder import safe_name
 from clawgym.reporting.page import source_id
 
 IMAGES = Path(__file__).with_name("images")
-DESKTOP, PHONE, FOUR_TILES = (1280, 800), (390, 844), (1280, 1150)
+DESKTOP, PHONE, FOUR_TILES = (1280, 800), (390, 844), (960, 1110)
 CLAWGYM = str(Path(sys.executable).with_name("clawgym"))
+FOUR_BUSY = """document.querySelectorAll('main img').length >= 4
+    && document.querySelector('main').innerText.match(/turn [2-9]/g)?.length >= 4"""
+"""There are pictures of four desktops whose agents have acted."""
 FEW_COLOURS = 128
 """A palette makes a picture of a page three times smaller."""
 
@@ -105,12 +109,13 @@ def viewer(folder: Path) -> Iterator[str]:
 
 def watch(browser: Browser, run: Path) -> None:
     """Write ``docs/images/watch.png``: the live page of ``clawgym view`` beside an evaluation of desktop tasks."""
+    os.environ["XDG_RUNTIME_DIR"] = str(run.parent)  # whatever else runs on this machine is not on the page
     evaluation = subprocess.Popen([CLAWGYM, "eval", "gui-basic", "--agent", "oracle", "-j", "4", "--out", str(run)])
     try:
         with viewer(run.parent) as address:
             tab = browser.new_page(viewport={"width": FOUR_TILES[0], "height": FOUR_TILES[1]}, bypass_csp=True)
             tab.goto(f"{address}live")
-            tab.wait_for_function("document.querySelectorAll('main img').length >= 4", timeout=300_000)
+            tab.wait_for_function(FOUR_BUSY, timeout=300_000)
             tab.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
             _save(tab.screenshot(), "watch")
             tab.close()

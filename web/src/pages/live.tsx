@@ -23,7 +23,7 @@ export function LivePage() {
             live.runs.map((run) => {
               const source = sources.data?.sources.find((each) => each.id === run.source);
               return (
-                <Section key={`${run.pid} ${run.name}`} title={run.name} aside={<>{source && <Link href={placeOf(source)}>Open the run</Link>} {plural(run.sandboxes.length, "sandbox", "sandboxes")}, process {run.pid}</>}>
+                <Section key={`${run.pid} ${run.name}`} title={run.name} aside={<>{source && <Link href={placeOf(source)}>Open the run</Link>} {plural(run.sandboxes.length, "sandbox", "sandboxes")}{run.name !== `process ${run.pid}` && `, process ${run.pid}`}</>}>
                   <div className="live">
                     {run.sandboxes.slice(0, 120).map((sandbox) => (
                       <Sandbox key={sandbox.id} sandbox={sandbox} />
@@ -62,7 +62,7 @@ function Sandbox({ sandbox }: { sandbox: LiveSandbox }) {
           <div className="block clamp">{shorten(sandbox.action, 600, 6)}</div>
         </div>
       )}
-      {sandbox.text && (
+      {sandbox.text && sandbox.text !== sandbox.instruction && (
         <div>
           <div className="soft" style={{ fontSize: 12 }}>
             Result
