@@ -116,7 +116,7 @@ def watch(browser: Browser, run: Path) -> None:
             tab = browser.new_page(viewport={"width": FOUR_TILES[0], "height": FOUR_TILES[1]}, bypass_csp=True)
             tab.goto(f"{address}live")
             tab.wait_for_function(FOUR_BUSY, timeout=300_000)
-            tab.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
+            tab.evaluate("Promise.all([...document.images].map(image => image.decode()))")
             _save(tab.screenshot(), "watch")
             tab.close()
     finally:

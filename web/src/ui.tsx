@@ -545,7 +545,7 @@ export function Shot(props: { src: string; alt: string; className?: string; link
   const [broken, set] = useState(false);
   if (broken || !/^(\/api\/|data:image\/)/.test(props.src))
     return <p className="soft">{props.alt}: this picture cannot be shown.</p>;
-  const image = <img className={props.className} src={props.src} alt={props.alt} decoding="async" onError={() => set(true)} />;
+  const image = <img className={props.className} src={props.src} alt={props.alt} onError={() => set(true)} />;
   return props.link && props.src.startsWith("/api/") ? (
     <a href={props.src} target="_blank" rel="noreferrer">
       {image}
