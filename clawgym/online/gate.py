@@ -129,9 +129,14 @@ class GateKeeper:
         candidate = self._candidate()
         if candidate is None:
             return False
-        if not await self._measure(candidate):
+        if await self._measure(candidate):
+            self._decide(candidate)
+            return True
+        passed = {name: one.passed for name, one in self._decision(candidate).figures.items()}
+        if not passed.pop("turns") or all(passed.values()):
             return False
-        self._decide(candidate)
+        # A gain is shown, every canary and task was measured, and they do not suffice.
+        self._decide(candidate, last=True)
         return True
 
     def look_after(self) -> None:
@@ -204,11 +209,14 @@ class GateKeeper:
         evidence: dict[Criterion, PairedEvidence] = {name: self._evidence(name, candidate) for name in _CRITERIA}
         return self._lifetime.decide(candidate.version, evidence)
 
-    def _decide(self, candidate: CandidateVersion) -> None:
+    def _decide(self, candidate: CandidateVersion, *, last: bool = False) -> None:
+        """Act on the scores so far. ``last``: there will be no others that matter."""
         decision = self._decision(candidate)
         seen = decision.figures["turns"].n
         number, verdict, reasons = int(candidate.version), decision.verdict, list(decision.reasons)
-        if verdict == "candidate" and seen >= self._about.patience:
+        if verdict == "candidate" and last:
+            verdict = "rejected"
+        elif verdict == "candidate" and seen >= self._about.patience:
             verdict, reasons = "rejected", [f"no gain after {seen} held-out conversations", *reasons]
         result = {"verdict": verdict, "reasons": reasons, "figures": _figures(decision), "comparison": candidate.number}
         write_atomic(self._folder.gate / "latest.json", json.dumps({"version": number, **result}).encode())

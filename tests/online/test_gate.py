@@ -90,11 +90,11 @@ class Setup:
 
 
 @pytest_asyncio.fixture
-async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
+async def setup(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
     model = make_tiny_model(tmp_path / "model", spread=0.05)
     tuned(model, tmp_path / "adapter", 1)
     folder = ServiceFolder(tmp_path / "service")
-    folder.create(load_service_config(None, str(model), SETTINGS))
+    folder.create(load_service_config(None, str(model), [*SETTINGS, *getattr(request, "param", ())]))
     LIKED.clear()
     async with open_service(folder, loops=()) as service:
         yield Setup(folder, service, tmp_path / "adapter")
@@ -126,6 +126,18 @@ async def test_a_better_candidate_is_promoted_when_the_evidence_suffices(setup: 
     assert "Version 1 answers" in shown.output
     assert "The gate on version 1: promoted" in shown.output
     assert "tasks        4 measured, +0.000" in shown.output
+
+
+@pytest.mark.parametrize("setup", [["gate.margins={tasks: 0.95, style: 0.01, safety: 0.95}"]], indirect=True)
+async def test_a_candidate_that_no_measurement_can_help_makes_room(setup: Setup) -> None:
+    LIKED.update({0: 0.0, 1: 1.0})
+    setup.candidate()
+    await setup.talk(11)
+    await setup.measure()
+    judged = setup.versions[1]
+    assert judged.state == "rejected", "six canaries cannot show a margin of 0.01, and there are no others"
+    assert judged.gate[-1]["reasons"][0].startswith("style: ")
+    assert judged.gate[-1]["figures"]["turns"]["lower"] > 0
 
 
 async def test_a_worse_candidate_is_rejected(setup: Setup) -> None:
