@@ -132,11 +132,13 @@ class GateKeeper:
         if await self._measure(candidate):
             self._decide(candidate)
             return True
-        passed = {name: one.passed for name, one in self._decision(candidate).figures.items()}
-        if not passed.pop("turns") or all(passed.values()):
-            return False
+        decision = self._decision(candidate)
+        passed = {name: one.passed for name, one in decision.figures.items()}
         # A gain is shown, every canary and task was measured, and they do not suffice.
-        self._decide(candidate, last=True)
+        last = passed.pop("turns") and not all(passed.values())
+        if not last and decision.verdict == "candidate":
+            return False
+        self._decide(candidate, last=last)  # also if a killed gate measured the last part and did not decide
         return True
 
     def look_after(self) -> None:

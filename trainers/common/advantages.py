@@ -8,22 +8,27 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.common.answers import advantages_file
-from clawgym.trainers.common.batch import TrainingBatch
 
-__all__ = ["TurnAdvantages", "trained_by_turn", "forget_advantages", "advantages_by_turn", "write_advantages"]
+if TYPE_CHECKING:
+    import torch
+
+    from clawgym.trainers.common.batch import TrainingBatch
+
+__all__ = ["TurnAdvantages", "advantages_by_turn", "forget_advantages", "trained_by_turn", "write_advantages"]
 
 TurnAdvantages = dict[str, dict[str, list[float]]]
 """Episode id -> turn -> mean, least and most of the advantages of its trained tokens."""
 
 
 def advantages_by_turn(
-    ids: Sequence[str], owner: torch.Tensor, turns: torch.Tensor, advantages: torch.Tensor
+    ids: Sequence[str], owner: NDArray[np.int64], turns: NDArray[np.int64], advantages: NDArray[np.float64]
 ) -> TurnAdvantages:
     """Those of S trained tokens by episode and turn.
 
@@ -33,29 +38,27 @@ def advantages_by_turn(
         turns: (S,) the turn of each token.
         advantages: (S,) as the step used them.
     """
-    values, of = advantages.detach().double().cpu().numpy(), owner.cpu().numpy()
-    turn = turns.cpu().numpy()
-    order = np.lexsort((turn, of))
-    starts = np.flatnonzero(np.diff(of[order], prepend=-1) | np.diff(turn[order], prepend=-1))
+    order = np.lexsort((turns, owner))
+    starts = np.flatnonzero(np.diff(owner[order], prepend=-1) | np.diff(turns[order], prepend=-1))
     found: TurnAdvantages = {}
     if len(order):
         counts = np.diff(np.append(starts, len(order)))
-        means = np.add.reduceat(values[order], starts) / counts
-        least, most = np.minimum.reduceat(values[order], starts), np.maximum.reduceat(values[order], starts)
+        values = advantages[order]
+        means = np.add.reduceat(values, starts) / counts
+        least, most = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
         for n, first in enumerate(order[starts]):
             of_turn = [float(f"{value:.6g}") for value in (means[n], least[n], most[n])]
-            found.setdefault(ids[of[first]], {})[str(turn[first])] = of_turn
+            found.setdefault(ids[owner[first]], {})[str(turns[first])] = of_turn
     return found
 
 
 def trained_by_turn(batch: TrainingBatch, advantages: torch.Tensor) -> TurnAdvantages:
     """Those of the episodes of a batch that were trained on. ``advantages``: (S,) of each of its trained tokens."""
     parts = [np.asarray(s.turn_of, np.int64) for e in batch.episodes for s in e.sequences]
-    turns = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *parts]))
-    owner = batch.episode.cpu()
-    used = torch.isin(owner, torch.tensor(batch.trained, dtype=owner.dtype))
+    turns, owner = np.concatenate([np.empty(0, np.int64), *parts]), batch.episode.cpu().numpy()
+    used = np.isin(owner, batch.trained)
     ids = [member.episode.id for member in batch.episodes]
-    return advantages_by_turn(ids, owner[used], turns[used], advantages.cpu()[used])
+    return advantages_by_turn(ids, owner[used], turns[used], advantages.detach().double().cpu().numpy()[used])
 
 
 def write_advantages(folder: Path, step: int, advantages: TurnAdvantages) -> None:

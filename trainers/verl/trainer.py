@@ -280,9 +280,9 @@ class _ClawGymTrainer(PPOTrainer):
     ) -> None:
         """Report the advantages of the tokens that ``used``, (B, T) bool, has."""
         owners = {e: tag for e, tag in zip(episode.tolist(), batch.tags, strict=True) if e >= 0}
-        of_token = episode[:, None].expand_as(used)[used]
+        of_token = episode[:, None].expand_as(used)[used].numpy()
         ids = [owners[e]["episode"] for e in range(len(owners))]
-        found = advantages_by_turn(ids, of_token, turns[used].long(), given[used])
+        found = advantages_by_turn(ids, of_token, turns[used].long().numpy(), given[used].double().numpy())
         groups: dict[int, TurnAdvantages] = {}
         for tag in owners.values():
             if tag["episode"] in found:
