@@ -217,7 +217,7 @@ class GateKeeper:
         seen = decision.figures["turns"].n
         number, verdict, reasons = int(candidate.version), decision.verdict, list(decision.reasons)
         if verdict == "candidate" and last:
-            verdict = "rejected"
+            verdict, reasons = "rejected", ["its tasks and canaries, all measured, do not suffice", *reasons]
         elif verdict == "candidate" and seen >= self._about.patience:
             verdict, reasons = "rejected", [f"no gain after {seen} held-out conversations", *reasons]
         result = {"verdict": verdict, "reasons": reasons, "figures": _figures(decision), "comparison": candidate.number}

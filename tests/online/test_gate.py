@@ -136,7 +136,8 @@ async def test_a_candidate_that_no_measurement_can_help_makes_room(setup: Setup)
     await setup.measure()
     judged = setup.versions[1]
     assert judged.state == "rejected", "six canaries cannot show a margin of 0.01, and there are no others"
-    assert judged.gate[-1]["reasons"][0].startswith("style: ")
+    assert judged.gate[-1]["reasons"][0] == "its tasks and canaries, all measured, do not suffice"
+    assert judged.gate[-1]["reasons"][1].startswith("style: ")
     assert judged.gate[-1]["figures"]["turns"]["lower"] > 0
 
 
