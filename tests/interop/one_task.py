@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import gymnasium as gym
 
 import clawgym
-from clawgym.agents.tool_loop import ToolLoopAgent
-from clawgym.gateway.server import Gateway
-from clawgym.pool import Pool
 from clawgym.rollout import Ended, EpisodeRequest
-from clawgym.rollout.collect import collect_episode, in_process
 from clawgym.sandbox import backend
 
-from ..gateway.scripted import ScriptedEngine
+if TYPE_CHECKING:
+    from clawgym.pool import Pool
 
 FILE = Path(__file__).parents[2] / "examples/tasks/three_files.py"
 TASKS = clawgym.load(FILE)
@@ -50,6 +47,12 @@ def replies_of(commands: Sequence[str]) -> list[str]:
 
 async def in_the_ledger(pool: Pool, model: Path, commands: Sequence[str]) -> Ended:
     """Play with our agent, whose scripted model samples ids behind our gateway, which stores them in ``pool``."""
+    from clawgym.agents.tool_loop import ToolLoopAgent
+    from clawgym.gateway.server import Gateway  # an extra that not every route has
+    from clawgym.rollout.collect import collect_episode, in_process
+
+    from ..gateway.scripted import ScriptedEngine
+
     replies = replies_of(commands)
     engine = ScriptedEngine(model, lambda prompt, number: replies[number])
     agent = in_process(lambda served: ToolLoopAgent(served, protocol="text"))
