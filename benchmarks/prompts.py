@@ -2,16 +2,17 @@
 
     python benchmarks/prompts.py --out runs/prompts
 
-A model from scratch imitates a few demonstrations (the recipe ``tiny-cpu``), which is the base. From it
+A model from scratch imitates a few demonstrations (the recipe ``write-word.yaml``), which is the base. From it
 
 - ``weights``: ``clawgym train rl`` for as many steps as ``--episodes`` allow;
 - ``gepa``: GEPA optimises the system prompt (:mod:`clawgym.interop.gepa`), with a scripted reflection model;
 - ``random``: prompts of random words, as long as those of ``gepa``, each played on the validation tasks; the best one;
 - ``base``: nothing.
 
-All are evaluated on the same held-out tasks. Episodes of ``gepa`` and ``random`` count wherever they are played, on
-training and on validation tasks; ``weights`` plays its validation tasks twice on top. The table shows success with the
-interval of :mod:`clawgym.statistics`.
+All are evaluated on the same held-out tasks, sampled at temperature 1. Episodes of ``gepa`` and ``random`` count
+wherever they are played, on training and on validation tasks; ``weights`` plays its validation tasks twice on top. The
+table shows the episodes of each arm and its success with the interval of :mod:`clawgym.statistics`. The same command
+resumes the training runs.
 
 The reflection model is a script: it draws sentences from a list that people wrote, and reads nothing. So ``gepa`` shows
 what GEPA's search adds to these sentences, not what a large model that reads transcripts would propose. And the base
@@ -44,6 +45,9 @@ from clawgym.trainers.common.splits import load_splits
 from clawgym.trainers.common.start_model import checkpoint_model
 from clawgym.trainers.config import TrainConfig, load_config
 
+CONFIG = str(Path(__file__).with_name("write-word.yaml"))
+SETTINGS = ("tasks.heldout={first: 1000, count: 384}",)
+"""More held-out tasks than the recipe has."""
 HINTS = (
     "Work in the shell.",
     "Run one command, then read its output.",
@@ -99,15 +103,15 @@ def score(adapter: ClawGymAdapter, prompt: str, tasks: Sequence[Task]) -> list[f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--episodes", type=int, default=1024, help="episodes of each arm")
+    parser.add_argument("--episodes", type=int, default=768, help="episodes of each arm")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    base, shared = given.out / "base", (f"seed={given.seed}",)
-    config = load_config("tiny-cpu", shared)
-    train("sft", base, *shared, config="tiny-cpu")
+    base, shared = given.out / "base", (f"seed={given.seed}", *SETTINGS)
+    config = load_config(CONFIG, shared)
+    train("sft", base, *shared, config=CONFIG)
     steps = given.episodes // (config.rollout.groups * config.rollout.group_size)
-    budget = (f"budget.steps={steps}", "budget.minutes=null", f"evaluation.every={steps}", "evaluation.canary=0")
-    train("rl", given.out / "weights", *shared, f"model.path={base}", *budget, config="tiny-cpu")
+    budget = (f"budget.steps={steps}", f"evaluation.every={steps}")
+    train("rl", given.out / "weights", *shared, f"model.path={base}", *budget, config=CONFIG)
     splits = load_splits(config.tasks, config.agent)
     best = Checkpoints(base).best()
     assert best is not None
@@ -122,18 +126,24 @@ def main() -> None:
         max_metric_calls=given.episodes,
         seed=given.seed,
     )
+    played = {"base": 0, "weights": steps * config.rollout.groups * config.rollout.group_size, "gepa": adapter.episodes}
     noise = [script.noise() for _ in range(given.episodes // len(splits.validation))]
     chosen = max(noise, key=lambda prompt: sum(score(adapter, prompt, splits.validation)))
+    played["random"] = adapter.episodes - played["gepa"]
     prompts = {"base": first, "gepa": found.best_candidate[SYSTEM_PROMPT], "random": chosen}
-    rows = {name: [[value] for value in score(adapter, prompt, splits.heldout)] for name, prompt in prompts.items()}
-    table = {name: rate(of) for name, of in rows.items()}
-    for name, estimate in table.items():
+    print("| arm | episodes | held-out success | system prompt |\n|---|---|---|---|")
+    for name, prompt in prompts.items():
+        estimate = rate([[value] for value in score(adapter, prompt, splits.heldout)])
         assert estimate is not None
-        print(f"{name:8} {estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}] {prompts[name]!r}")
+        show(name, played[name], estimate.value, estimate.low, estimate.high, prompt)
     row = heldout(given.out / "weights")
-    print(f"weights  {row['score']:.3f} [{row['low']:.3f}, {row['high']:.3f}]")
-    (given.out / "prompts.json").write_text(json.dumps(prompts, indent=1))
+    show("weights", played["weights"], row["score"], row["low"], row["high"], first)
+    (given.out / "prompts.json").write_text(json.dumps({"prompts": prompts, "episodes": played}, indent=1))
     adapter.close()
+
+
+def show(name: str, episodes: int, value: float, low: float, high: float, prompt: str) -> None:
+    print(f"| `{name}` | {episodes} | {value:.2f} [{low:.2f}, {high:.2f}] | {prompt} |", flush=True)
 
 
 if __name__ == "__main__":

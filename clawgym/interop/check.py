@@ -149,10 +149,14 @@ _ROUTES = (
             # What SkyRL's generators import, without the rest of its extra, which needs CUDA.
             *("loguru==0.7.3", "ray==2.56.0", "omegaconf==2.3.1", "hydra-core==1.3.2", "jaxtyping==0.3.11"),
             *("torchdata>=0.11", "tensordict>=0.10", "pandas>=2.2", "datasets==5.2.0", "transformers==5.8.0"),
+            # What the types and the batches of AReaL import, which asks for PyTorch below 2.11.
+            *("aiofiles==25.1.0", "colorlog==6.12.0", "einops==0.8.2", "lark==1.3.1", "numba==0.68.1"),
+            *("pillow==13.0.0", "tenacity==9.2.1"),
         ),
         extras=("pool",),
         first=("torch==2.13.0",),
-        alone=("skyrl==0.3.0", "skyrl-gym==0.4.0"),  # its LiteLLM is not that of Agent Lightning
+        alone=("skyrl==0.3.0", "skyrl-gym==0.4.0", "areal==1.0.4"),  # SkyRL's LiteLLM is not that of Agent Lightning
+        python="3.11",  # AReaL needs 3.11 or 3.12
     ),
     Route("kubernetes", "Kubernetes", ("kubernetes==37.0.2",)),
     Route("nemo_gym", "NeMo Gym", ("nemo-gym==0.4.0",), python="3.13"),

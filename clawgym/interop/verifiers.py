@@ -41,6 +41,7 @@ try:
     import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
     from verifiers.v1.configs.runtime import NetworkPolicyConfig  # pyright: ignore[reportMissingImports]
     from verifiers.v1.runtimes import SubprocessRuntimeInfo  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.utils.decorators import discover_decorated  # pyright: ignore[reportMissingImports]
     from verifiers.v1.utils.loaders import load_taskset, taskset_config_type  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     raise MissingDependency(f"verifiers is needed ({error}): pip install verifiers") from error
@@ -351,23 +352,27 @@ class VerifiersTasks:
                 mutable_inputs=("*",),
             ),
             workspace=_WORKSPACE,
-            unsupported=_needs(task),
+            unsupported=_needs(task, self._taskset),
             metadata={"category": self.target},
             origin=self.target,
         )
 
 
-def _needs(task: Any) -> str | None:
+def _needs(task: Any, taskset: Any) -> str | None:
     """What a task needs that ours do not have."""
     data = task.data
     if data.image is not None:
         return f"it needs the image {data.image!r}"
     if data.prompt is None or (not isinstance(data.prompt, str) and any(m.role != "user" for m in data.prompt)):
         return "its prompt is a conversation"
-    if task.toolsets(task.config):
+    if task.toolsets(task.config) or taskset.toolsets(taskset.config):
         return "it has tool servers"
     if type(task).setup is not vf.Task.setup:
         return "it has a setup hook"
+    if discover_decorated(task, "intercept"):
+        return "it intercepts messages of the conversation"
+    if not task.hooks("reward") and not task.config.judges:
+        return "it has no reward or judge of its own"
     return None
 
 

@@ -5,6 +5,7 @@ Needs the packages ``datasets``, ``verl`` and ``openai``.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TaskError, TraceError
 from clawgym.interop.data import from_dataproto, restore, task_set, to_dataproto
 from clawgym.pool import Pool, sequences_of
@@ -20,6 +22,7 @@ from clawgym.pool.exchange import export, import_
 
 from ..pool.histories import chain, store
 from ..pool.test_exchange import CHAT, DEFINED, filled, same
+from .one_task import EPISODES, TASK, by_gym_make, in_the_ledger
 
 datasets = pytest.importorskip("datasets", reason="needs datasets: clawgym interop check data")
 
@@ -101,6 +104,27 @@ def test_atif_and_messages_return_with_their_content(pool: Pool, tmp_path: Path,
             else:
                 assert [(turn.messages, turn.reply) for turn in turns] == [(one.messages, one.reply) for one in chat]
     record_property("held", "ATIF returns with the same training sequences, SFT messages with the same messages")
+
+
+async def test_the_task_of_several_routes(pool: Pool, tmp_path: Path, load: Any, record_property: Held) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    expected = []
+    for commands in EPISODES.values():
+        played = await asyncio.to_thread(by_gym_make, commands)
+        episode = (await in_the_ledger(pool, model, commands)).episode
+        expected.append((TASK.id, played.reward, sequences_of(episode.turns)))
+        assert all(turn.sampled_ids for turn in episode.turns)
+    for format, name in (("parquet", "e.parquet"), ("atif", "a.jsonl")):
+        export(pool, tmp_path / name, format=format)
+        with Pool(tmp_path / f"{format}.db") as other:
+            if format == "parquet":
+                restore(other, load("parquet", tmp_path / name))
+            else:
+                import_(other, tmp_path / name)
+            found = [(one.task_id, one.reward, sequences_of(other.turns(one.id))) for one in other.episodes()]
+        assert found == expected
+    ids = sum(len(sequence.ids) for _, _, sequences in expected for sequence in sequences)
+    record_property("held", f"a task that other routes play: {ids} ids as our ledger, rewards as `gym.make`")
 
 
 def test_openai_accepts_its_format(pool: Pool, tmp_path: Path, record_property: Held) -> None:

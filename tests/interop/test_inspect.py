@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +40,8 @@ from inspect_ai.util._sandbox import self_check
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
 from clawgym.interop.inspect import ClawGymSandbox, ClawGymSandboxConfig, taskset, write_log
+
+from .one_task import EPISODES, FILE, by_gym_make
 
 TASKS = "terminal-basic:heldout"
 HERE = Path(__file__).parent
@@ -111,6 +119,20 @@ def test_our_tasks_in_its_evaluation(solved: bool, tmp_path: Path, record_proper
     local.close()
     what = "solved" if solved else "failed"
     record_property("held", f"our tasks in its evaluation: {compared} observations and 3 scores ({what}) as `gym.make`")
+
+
+@pytest.mark.parametrize("what", EPISODES)
+def test_the_task_of_several_routes(what: str, tmp_path: Path, record_property: Callable[..., None]) -> None:
+    commands, played = EPISODES[what], by_gym_make(EPISODES[what])
+    replies = [*(call("bash", command=command) for command in commands), call("submit", answer="done")]
+    (log,) = run_eval(taskset(str(FILE)), model=scripted(replies), log_dir=str(tmp_path), display="none")
+    assert log.status == "success", log.error
+    (sample,) = log.samples
+    outputs = [message.text for message in sample.messages if message.role == "tool" and message.function == "bash"]
+    score = sample.scores["clawgym_verifier"]
+    assert [output.strip() for output in outputs] == [output.strip() for output in played.outputs]
+    assert (score.value, score.metadata["checks"]) == (played.reward, played.checks)
+    record_property("held", f"a task that other routes play ({what}): outputs, score and checks as `gym.make`")
 
 
 class Says:
@@ -199,13 +221,19 @@ async def test_evals_of_inspect_evals(
     record_property("held", "`humaneval` and `gsm8k` of `inspect-evals` by our agents, on local data")
 
 
-async def test_our_run_as_its_log(tmp_path: Path, record_property: Callable[..., None]) -> None:
+async def our_run(out: Path) -> clawgym.TaskSet:
+    """A run with two samples of two tasks. Returns the tasks."""
     tasks = clawgym.load(TASKS, limit=2)
     made = backend("auto")
     try:
-        await evaluate(EvalConfig(tasks, make_agent("oracle"), made, tmp_path / "run", samples=2))
+        await evaluate(EvalConfig(tasks, make_agent("oracle"), made, out, samples=2))
     finally:
         await made.aclose()
+    return tasks
+
+
+async def test_our_run_as_its_log(tmp_path: Path, record_property: Callable[..., None]) -> None:
+    tasks = await our_run(tmp_path / "run")
     for name in ("mine.eval", "mine.json"):
         await asyncio.to_thread(write_log, tmp_path / "run", tmp_path / name)
         log = await asyncio.to_thread(read_eval_log, str(tmp_path / name))
@@ -217,6 +245,45 @@ async def test_our_run_as_its_log(tmp_path: Path, record_property: Callable[...,
             assert sample.scores["strict"].value == 1.0
             assert any(message.role == "tool" for message in sample.messages) or len(sample.messages) > 1
     record_property("held", "`read_eval_log` opens a run of `clawgym eval` with transcripts and scores")
+
+
+def test_our_run_in_its_viewer(tmp_path: Path, record_property: Callable[..., None]) -> None:
+    """The server of `inspect view` gives its page the episodes with their transcripts and scores."""
+    tasks = asyncio.run(our_run(tmp_path / "run"))
+    write_log(tmp_path / "run", tmp_path / "logs/mine.eval")
+    with socket.socket() as free:  # the viewer refuses port 0
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    inspect = str(Path(sys.executable).with_name("inspect"))
+    command = [inspect, "view", "start", "--log-dir", str(tmp_path / "logs"), "--port", str(port), "--display", "plain"]
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"HOME": str(tmp_path)}
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    def get(path: str) -> Any:
+        with urllib.request.urlopen(f"{url}/api/{path}") as answer:
+            return json.load(answer)
+
+    try:
+        assert server.stdout is not None
+        said = ""
+        while "Running on" not in said:
+            line = server.stdout.readline()
+            said += line
+            assert line, said
+        (listed,) = get("log-files")["files"]
+        log = get(f"logs/{urllib.parse.quote(listed['name'], safe='')}")
+        shown = {(one["id"], one["epoch"]): one for one in log["samples"]}
+        assert shown.keys() == {(task.id, n) for task in tasks.tasks for n in (1, 2)}
+        for (task_id, _), sample in shown.items():
+            assert sample["input"] == tasks.by_id[task_id].instruction
+            assert any(message["role"] == "assistant" for message in sample["messages"])
+            assert [sample["scores"][name]["value"] for name in ("strict", "official")] == [1.0, 1.0]
+        record_property("held", f"`inspect view` shows {len(shown)} episodes of a run, with transcripts and scores")
+    finally:
+        server.terminate()
+        server.communicate()
 
 
 def test_configuration() -> None:

@@ -29,6 +29,8 @@ pytest.importorskip("openenv", reason="needs OpenEnv: clawgym interop check open
 
 from openenv.core import GenericEnvClient
 
+from .one_task import EPISODES, FILE, TASK, by_gym_make
+
 TASKS = "terminal-basic:train"
 ENV = "ClawGym/terminal-v0"
 GUESS = '''
@@ -138,6 +140,21 @@ async def test_same_observations_and_rewards(
     assert all(reward == 1 for reward in rewards) if solved else max(rewards) < 1
     what = "solved" if solved else "failed"
     record_property("held", f"{compared} observations, rewards and infos of 4 {what} episodes are those of `gym.make`")
+
+
+async def test_the_task_of_several_routes(record_property: Callable[..., None]) -> None:
+    program = Path(sys.executable).with_name("clawgym")
+    with running([str(program), "serve-env", ENV, str(FILE)], 3, r"^(?:url|token|with both): +(\S+)$") as found:
+        async with client(found) as remote:
+            for what, commands in EPISODES.items():
+                played = await asyncio.to_thread(by_gym_make, commands)
+                await remote.reset(task_id=TASK.id)
+                outputs = [(await remote.step({"action": one})).observation["output"] for one in commands]
+                result = await remote.step({"action": "submit"})
+                assert (outputs, result.reward) == (played.outputs, played.reward)
+                assert result.metadata["checks"] == played.checks
+                assert result.metadata["outcome"] == what
+    record_property("held", "the outputs, rewards and checks of a task that other routes play are those of `gym.make`")
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ pytest.importorskip("tinker", reason="needs the Tinker SDK: clawgym interop chec
 import numpy as np
 from tinker_cookbook.rl import train as cookbook
 
-from clawgym.interop.tinker import ClawGymDatasetBuilder
+from clawgym.engines.tiny import make_tiny_model
+from clawgym.interop.tinker import ClawGymDatasetBuilder, ClawGymGroup
 from clawgym.pool import Pool
 from clawgym.records import prompt_ids
 from clawgym.tasks.sets import load
@@ -39,6 +40,7 @@ from clawgym.trainers.local.training_state import TrainingState
 from clawgym.trainers.protocols import train
 from clawgym.trainers.tinker.state import TinkerLearner
 
+from .one_task import EPISODES, FILE, TASK, by_gym_make, in_the_ledger
 from .tiny_policy import SYSTEM, tiny_policy
 
 KEY = "tml-not-a-real-key"
@@ -278,3 +280,22 @@ def test_cookbook(
     assert len(sent) == 16
     assert any(any(datum["loss_fn_inputs"]["advantages"]["data"]) for datum in sent)
     record_property("held", "`tinker_cookbook.rl.train` takes a step on 16 of our episodes, by `EnvGroupBuilder`")
+
+
+async def test_the_task_of_several_routes(tmp_path: Path, record_property: Callable[..., None]) -> None:
+    """tinker-cookbook's ``Env``, with ids that are scripted: its observations are the prompts of our ledger."""
+    model = make_tiny_model(tmp_path / "model")
+    for what, commands in EPISODES.items():
+        played = await asyncio.to_thread(by_gym_make, commands)
+        with Pool(tmp_path / f"{what}.db") as pool:
+            turns = (await in_the_ledger(pool, model, commands)).episode.turns
+        group = ClawGymGroup(str(FILE), TASK.id, str(model), size=1, reward="official", protocol="text")
+        (env,) = await group.make_envs()
+        observation, _ = await env.initial_observation()
+        for n, turn in enumerate(turns):
+            assert observation.to_ints() == list(prompt_ids(turns, n))
+            result = await env.step(turn.sampled_ids)
+            observation = result.next_observation
+        assert (result.episode_done, result.reward) == (True, played.reward)
+        await group.cleanup()
+    record_property("held", "a task that other routes play: all prompts as our ledger, rewards as `gym.make`")

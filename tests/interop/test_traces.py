@@ -201,3 +201,44 @@ def test_areal_tensors(pool: Pool) -> None:
         assert not row["logprobs"][0][~trained].any()
         assert set(row["versions"][0][~trained].tolist()) <= {-1}
         assert row["rewards"].tolist() == [trace.reward]
+
+
+def test_areal_makes_the_same_tensors(pool: Pool, record_property: Held) -> None:
+    """AReaL's own type of a turn has the same tensors, and its check and its batch accept ours."""
+    pytest.importorskip("areal", reason="needs AReaL: clawgym interop check traces")
+    import torch
+    from areal.api import ModelResponse
+    from areal.experimental.openai.types import InteractionWithTokenLogpReward
+    from areal.infra.workflow_executor import check_trajectory_format
+    from areal.utils.data import concat_padded_tensors
+
+    found = areal_trajectories(traces(pool))
+    for row, (trace, sequence) in zip(found, expected(pool), strict=True):
+        assert check_trajectory_format(row, batch_size=1, expected_keys=set(found[0]))
+        last = None
+        for index in sorted(set(sequence.turn_of)):
+            turn = trace.turns[index]
+            version = -1 if turn.policy_version is None else turn.policy_version
+            response = ModelResponse(
+                input_tokens=list(prompt_ids(trace.turns, index)),
+                output_tokens=list(turn.sampled_ids),
+                output_logprobs=list(turn.logprobs),
+                output_versions=[version] * len(turn.sampled_ids),
+            )
+            last = InteractionWithTokenLogpReward(response, trace.reward, last, chat_template_type="concat")
+        assert last is not None
+        theirs = last.to_tensor_dict()
+        assert theirs.keys() == row.keys()
+        for name, value in theirs.items():
+            assert torch.equal(value.to(row[name].dtype), row[name]), name
+    batch = concat_padded_tensors(found)
+    for n, row in enumerate(found):
+        kept = batch["attention_mask"][n].bool()
+        for name in ("input_ids", "loss_mask", "logprobs", "versions"):
+            assert batch[name][n][kept].tolist() == row[name][0].tolist(), name
+        assert batch["rewards"][n].tolist() == row["rewards"][0].tolist()
+    record_property(
+        "held",
+        f"AReaL: `InteractionWithTokenLogpReward` makes the same tensors of the turns of {len(found)} sequences, and "
+        "`check_trajectory_format` and `concat_padded_tensors` accept ours",
+    )

@@ -6,6 +6,7 @@ taken for it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -13,14 +14,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 
 import clawgym
 from clawgym.agents.protocol import AgentContext, AgentReport
-from clawgym.agents.tool_loop import SYSTEM_PROMPT
 from clawgym.errors import TaskError
 from clawgym.evaluation.runner import EvalConfig, evaluate
+from clawgym.pool import Pool, sequences_of
+from clawgym.records import prompt_ids
 from clawgym.sandbox import backend
 
 pytest.importorskip("verifiers.v1", reason="needs verifiers: clawgym interop check verifiers")
@@ -34,12 +35,12 @@ from verifiers.v1.configs.cli.eval import EvalConfig as TheirEval
 from verifiers.v1.trace import Trace
 
 from clawgym.engines.tiny import make_tiny_model
-from clawgym.gateway.render import Renderer
+
+from .one_task import EPISODES, FILE, by_gym_make, in_the_ledger, replies_of
 
 EXAMPLES = os.environ.get("VERIFIERS_REPOSITORY")
 """A clone of the repository of verifiers, which has example environments; the package has none."""
 HERE = Path(__file__).parent
-TASKS = "terminal-basic:train"
 
 
 @pytest.fixture(autouse=True)
@@ -105,54 +106,35 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def solution_of(task: clawgym.Task) -> str:
-    return next(file for file in task.solution if file.path == "solve.sh").read().decode()
-
-
-def block(command: str) -> str:
-    return f"I run this.\n````bash\n{command}\n````"
-
-
-@pytest.mark.parametrize("solved", [True, False])
-async def test_our_tasks_with_exact_ids(
-    tokenizer: Path, solved: bool, tmp_path: Path, record_property: Callable[..., None]
+@pytest.mark.parametrize("what", EPISODES)
+async def test_our_task_with_exact_ids(
+    tokenizer: Path, what: str, tmp_path: Path, record_property: Callable[..., None]
 ) -> None:
-    task = clawgym.load(TASKS, limit=1).tasks[0]
-    commands = ["pwd; ls -a", solution_of(task) if solved else "echo no > answer", "false", "printf 'é\\n'; ls"]
-    engine = Engine(tokenizer, [*map(block, commands), "<submit/>"])
-    env = {"taskset": {"id": "our-tasks", "tasks": TASKS, "most": 1}, "agent": {"harness": {"id": "our-tasks"}}}
+    commands = EPISODES[what]
+    engine = Engine(tokenizer, replies_of(commands))
+    env = {"taskset": {"id": "our-tasks", "tasks": str(FILE)}, "agent": {"harness": {"id": "our-tasks"}}}
     env["agent"]["harness"]["protocol"] = "text"
     (trace,) = await evaluated(engine, tokenizer, tmp_path, env)
 
-    local = gym.make("ClawGym/terminal-v0", tasks=clawgym.load(TASKS, limit=1))
-    local.reset(options={"task_ids": [task.id]})
-    expected = [local.step(command)[0]["output"] for command in commands]
-    reward, info = local.step("submit")[1::3]
-    local.close()
-    assert trace.rewards["official"].score == reward
-    assert (reward == 1) is solved
-    assert trace.info["clawgym"]["checks"] == info["checks"]
-    for output, seen in zip(expected, trace.info["clawgym"]["outputs"], strict=False):
+    played = await asyncio.to_thread(by_gym_make, commands)
+    assert trace.rewards["official"].score == played.reward
+    assert (played.reward == 1) is (what == "solved")
+    assert trace.info["clawgym"]["checks"] == played.checks
+    for output, seen in zip(played.outputs, trace.info["clawgym"]["outputs"], strict=False):
         assert output.strip() in seen
 
-    # Their concatenated ids are what our ledger has: the stored ids, and the ids of the new messages.
-    renderer = Renderer(tokenizer)
+    with Pool(tmp_path / "pool.db") as pool:
+        ended = await in_the_ledger(pool, tokenizer, commands)
+    assert ended.reward == played.reward
+    turns = ended.episode.turns
+    assert engine.prompts == [list(prompt_ids(turns, n)) for n in range(len(turns))]
+    assert engine.sampled == [list(turn.sampled_ids) for turn in turns]
     (branch,) = trace.branches
-    messages = [message.model_dump(include={"role", "content"}) for message in branch.messages]
-    system = messages[0]["content"]
-    assert system.startswith(SYSTEM_PROMPT[:20])
-    ids = list(renderer.prompt(messages[:2]))
-    turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
-    for number, at in enumerate(turns):
-        assert engine.prompts[number] == ids
-        ids += engine.sampled[number]
-        if number + 1 < len(turns):
-            ids += renderer.increment(engine.sampled[number], messages[at + 1 : turns[number + 1]])
-    assert branch.token_ids == ids
-    assert sum(branch.sampled_mask) == sum(map(len, engine.sampled))
-    what = "solved" if solved else "failed"
-    compared = f"{len(expected)} outputs as `gym.make`, all {len(ids)} ids as our ledger"
-    record_property("held", f"our tasks ({what}): the reward, the checks and {compared}")
+    (sequence,) = sequences_of(turns)
+    assert branch.token_ids == list(sequence.ids)
+    assert [bool(one) for one in branch.sampled_mask] == [bool(one) for one in sequence.mask]
+    compared = f"{len(played.outputs)} outputs as `gym.make`, all {len(sequence.ids)} ids as our ledger"
+    record_property("held", f"our task ({what}): the reward, the checks and {compared}")
 
 
 async def test_our_sandbox_as_its_runtime(
@@ -227,7 +209,14 @@ async def test_environments_of_its_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[..., None]
 ) -> None:
     """`code-golf` runs the answer in the runtime; `reverse-text` has its rows in a local folder of the same name."""
-    for name in ("code_golf", "reverse_text"):
+    refused = {
+        "glossary": "tool servers",
+        "scratchpad": "tool servers",
+        "interception": "intercepts",
+        "proposer-solver": "no reward",
+    }
+    for name in ("code-golf", "reverse-text", *refused):
+        name = name.replace("-", "_")
         monkeypatch.syspath_prepend(str(Path(str(EXAMPLES), "environments", name)))
     rows = tmp_path / "PrimeIntellect/Reverse-Text-RL/train.jsonl"
     rows.parent.mkdir(parents=True)
@@ -242,4 +231,9 @@ async def test_environments_of_its_repository(
     played = await answered("reverse-text", texts, tmp_path / "texts")
     assert (played["0"]["outcome"], played["0"]["result"]["checks"]) == ("solved", {"lcs": 1.0})
     assert played["1"]["result"]["checks"]["lcs"] == pytest.approx(8 / 9)
-    record_property("held", "`code-golf` and `reverse-text` of its repository by our agents, scored by their rewards")
+    for name, why in refused.items():
+        assert all(why in (task.unsupported or "") for task in clawgym.load(f"verifiers:{name}").tasks)
+    examples = "`code-golf` and `reverse-text` of its repository by our agents, scored by their rewards"
+    record_property(
+        "held", f"{examples}; {', '.join(f'`{name}`' for name in refused)} are unsupported, with the reason"
+    )
