@@ -48,7 +48,7 @@ def advantages_by_turn(
         least, most = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
         for n, first in enumerate(order[starts]):
             of_turn = [float(f"{value:.6g}") for value in (means[n], least[n], most[n])]
-            found.setdefault(ids[owner[first]], {})[str(turns[first])] = of_turn
+            found.setdefault(ids[int(owner[first])], {})[str(turns[first])] = of_turn
     return found
 
 
