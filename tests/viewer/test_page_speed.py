@@ -13,6 +13,9 @@ from .made import Server
 MEASURES = benchmark("viewer")
 
 
+pytestmark = pytest.mark.alone
+
+
 @pytest.mark.parametrize(
     ("address", "ready", "by"),
     [("/runs/big", ".vt-body .open", 220), ("/runs/small/episodes/long", ".turn article[aria-label]", 180)],
