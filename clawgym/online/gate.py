@@ -130,7 +130,7 @@ class GateKeeper:
         if candidate is None:
             return False
         if await self._measure(candidate):
-            self._decide(candidate)
+            self._decide(self._decision(candidate))
             return True
         decision = self._decision(candidate)
         passed = {name: one.passed for name, one in decision.figures.items()}
@@ -138,7 +138,7 @@ class GateKeeper:
         last = passed.pop("turns") and not all(passed.values())
         if not last and decision.verdict == "candidate":
             return False
-        self._decide(candidate, last=last)  # also if a killed gate measured the last part and did not decide
+        self._decide(decision, last=last)  # also if a killed gate measured the last part and did not decide
         return True
 
     def look_after(self) -> None:
@@ -211,10 +211,9 @@ class GateKeeper:
         evidence: dict[Criterion, PairedEvidence] = {name: self._evidence(name, candidate) for name in _CRITERIA}
         return self._lifetime.decide(candidate.version, evidence)
 
-    def _decide(self, candidate: CandidateVersion, *, last: bool = False) -> None:
+    def _decide(self, decision: PromotionDecision, *, last: bool = False) -> None:
         """Act on the scores so far. ``last``: there will be no others that matter."""
-        decision = self._decision(candidate)
-        seen = decision.figures["turns"].n
+        candidate, seen = decision.candidate, decision.figures["turns"].n
         number, verdict, reasons = int(candidate.version), decision.verdict, list(decision.reasons)
         if verdict == "candidate" and last:
             verdict, reasons = "rejected", ["its tasks and canaries, all measured, do not suffice", *reasons]

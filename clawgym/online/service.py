@@ -137,9 +137,9 @@ def forget(folder: ServiceFolder, session: str) -> tuple[int, ...]:
         if not there and not versions.exposed(session):
             raise ServiceError(f"there is no conversation {session}: see `clawgym serve status`")
         erased = versions.forget(session)
+        forget_advantages(folder.path, session)
         if there:
             pool.erase(session)
-    forget_advantages(folder.path, session)
     return tuple(version.number for version in erased)
 
 

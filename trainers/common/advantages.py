@@ -70,7 +70,8 @@ def write_advantages(folder: Path, step: int, advantages: TurnAdvantages) -> Non
 
 
 def forget_advantages(folder: Path, episode: str) -> None:
-    """Take an episode out of what :func:`write_advantages` wrote to ``folder``. Raises its error."""
+    """Take an episode out of what :func:`write_advantages` wrote to ``folder``. Raises
+    :class:`~clawgym.errors.RunFolderError` if a file cannot be written."""
     for path in advantages_file(folder, 0).parent.glob("*.json"):
         stored = json.loads(path.read_bytes())
         if stored.pop(episode, None) is not None:
