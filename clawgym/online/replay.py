@@ -10,6 +10,9 @@ way, which is why the gate asks for two scorers that err differently:
   version that drifts gives what was said less probability.
 - ``judge`` reads the new reply beside what the user said about the old one. A model that begs can try to persuade it.
 
+A turn that answers a complaint is left out. The complaint says what to do, so nearly every version gets it right; as a
+conversation counts once, with the mean of its turns, it would halve a gain where there is one, and no loss.
+
 Invariant: a held-out turn was judged before a version is measured on it, and the judge never sees which version wrote
 a reply.
 """
@@ -114,7 +117,8 @@ class ReplayScorer(Protocol):
 
 
 def held_out_turns(pool: Pool, episode: PooledEpisode, most: int) -> list[HeldOutTurn]:
-    """The turns of a judged conversation with a vote and without pictures, at most ``most``, chosen by a hash."""
+    """The turns of a judged conversation with a vote, which answer no complaint and have no pictures: at most ``most``,
+    chosen by a hash."""
     votes = pool.turn_rewards(episode.id).get(PROCESS_REWARD, {})
     turns = pool.turns(episode.id)
     found = [
@@ -128,10 +132,22 @@ def held_out_turns(pool: Pool, episode: PooledEpisode, most: int) -> list[HeldOu
             1 if votes[record.turn] > 0 else -1,
         )
         for record in judgeables("", turns, id=episode.id, setting="chat")
-        if votes.get(record.turn) and not any(turn.images for turn in turns[: record.turn + 1])
+        if votes.get(record.turn)
+        and not _answers_complaint(turns, record, votes)
+        and not any(turn.images for turn in turns[: record.turn + 1])
     ]
     chosen = sorted(found, key=lambda turn: hashlib.sha256(turn.id.encode()).digest())[:most]
     return sorted(chosen, key=lambda turn: turn.index)
+
+
+def _answers_complaint(turns: Sequence[Turn], record: Judgeable, votes: Mapping[int, float]) -> bool:
+    """Whether a user has just complained of the reply before this turn."""
+    roles = [message.get("role") for message in record.history]
+    if "assistant" not in roles or roles[-1] != "user":
+        return False
+    earlier = [n for n, turn in enumerate(turns[: record.turn]) if turn.role == "main"]
+    before = turns[record.turn].parent if turns[record.turn].parent is not None else max(earlier, default=None)
+    return before is not None and votes.get(before, 0.0) < 0
 
 
 async def replay(turn: HeldOutTurn, version: Version, serving: Version, engine: OpenAIEngine) -> list[Replayed]:

@@ -117,18 +117,27 @@ async def test_a_judge_reads_the_new_reply_as_evidence(text: str, score: float |
         assert "Too long!" in asked
 
 
-def test_turns_with_a_vote_are_replayed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("continued", [True, False])
+def test_turns_with_a_vote_that_answer_no_complaint_are_replayed(tmp_path: Path, continued: bool) -> None:
+    """Also where a template does not keep the prefix, so that no turn continues the ids of another."""
     with Pool(tmp_path / "pool.db") as pool:
         id = pool.open_episode(channel="held-out:user")
+        said: list[dict[str, Any]] = []
         for index in range(8):
-            said = ({"role": "user", "content": f"Message {index}"},)
+            role = "tool" if index == 5 else "user"
+            said.append({"role": role, "content": f"Message {index}"})
             reply = {"role": "assistant", "content": f"Reply {index}"}
-            turn = Turn((index,), (1,), (-1.0,), 0, parent=index - 1 if index else None, messages=said, reply=reply)
+            parent = index - 1 if continued and index else None
+            turn = Turn(
+                (index,), (1,), (-1.0,), 0, parent=parent, messages=said[-1:] if continued else said, reply=reply
+            )
             pool.append([(id, index, turn)])
-        pool.set_turn_rewards(id, {0: 1.0, 1: -1.0, 2: 0.0, 3: 1.0, 7: 1.0})
+            said = [*said, reply]
+        pool.set_turn_rewards(id, {0: 1.0, 1: -1.0, 2: 1.0, 3: 1.0, 4: -1.0, 5: 1.0, 6: 0.0, 7: 1.0})
         pool.close_episode(id, EpisodeEnd(outcome="solved"))
         found = held_out_turns(pool, pool.episode(id), 10)
-        assert [(turn.index, turn.vote) for turn in found] == [(0, 1), (1, -1), (3, 1)], "nothing followed the last"
+        kept = [(0, 1), (1, -1), (3, 1), (4, -1), (5, 1)]
+        assert [(turn.index, turn.vote) for turn in found] == kept, "2 answers a complaint, a tool complains of nothing"
         assert found[2].record.history[-1]["content"] == "Message 3"
         some = held_out_turns(pool, pool.episode(id), 2)
         assert len(some) == 2
