@@ -3,20 +3,26 @@
     python claw_reference.py theirs CLONE < cases.jsonl > said.jsonl  # with pydantic, fastapi, httpx, pyyaml, openai
     python -S claw_reference.py ours CLONE FORMATS < cases.jsonl > said.jsonl
 
-A case has ``task`` (of the set), ``calls``, the ``final`` message, ``snapshot`` and ``grade``: whether the grader needs
-no model. A line has the responses and, of a graded case, score and verdict. Each case has its own process.
+A case has ``task`` (of the set), ``calls``, the ``final`` message and ``snapshot``. A line has the responses, score and
+verdict, and how often a model was asked. The model is a script (:func:`answer`). Each case has its own process.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
+import re
 import sys
+import time
+import types
 from typing import Any
 from urllib.parse import urlsplit
 
 CLONE = os.path.realpath(sys.argv[2])
+_TIME = re.compile(r"\d{4}-\d\d-\d\d([T ][\d:.]+(Z|[+-]\d\d:?\d\d)?)?")
+"""The services move dates with the clock."""
 
 
 def messages(case: dict[str, Any], responses: list[Any]) -> list[dict[str, Any]]:
@@ -33,6 +39,33 @@ def messages(case: dict[str, Any], responses: list[Any]) -> list[dict[str, Any]]
     return [*made, {"role": "assistant", "content": [{"type": "text", "text": case["final"]}]}]
 
 
+def answer(messages: list[dict[str, str]], attempt: int) -> str:
+    """A score by the text of the question, in one of the forms that models give; one in four first answers has none."""
+    text = _TIME.sub("TIME", json.dumps(messages, sort_keys=True))
+    number = hashlib.sha256(text.encode()).digest()[0]
+    if attempt == 1 and number % 4 == 3:
+        return "I cannot say."
+    said = json.dumps({"score": number % 11 / 10, "reasoning": "as scripted"})
+    return (said, f"```json\n{said}\n```", f"Well:\n{said}")[number % 3]
+
+
+class Model:
+    """The client of a model that gives :func:`answer`, as the set's judge uses it."""
+
+    asked = 0
+
+    def __init__(self, **_: Any) -> None:
+        self._attempts: dict[str, int] = {}
+        self.chat = types.SimpleNamespace(completions=types.SimpleNamespace(create=self._create))
+
+    def _create(self, *, messages: list[dict[str, str]], **_: Any) -> Any:
+        text = json.dumps(messages)
+        attempt = self._attempts[text] = self._attempts.get(text, 0) + 1
+        Model.asked += 1
+        message = types.SimpleNamespace(content=answer(messages, attempt))
+        return types.SimpleNamespace(choices=[types.SimpleNamespace(message=message, finish_reason="stop")])
+
+
 def theirs(case: dict[str, Any]) -> dict[str, Any]:
     """By the set's own classes, and an HTTP client in this process."""
     import inspect
@@ -40,6 +73,7 @@ def theirs(case: dict[str, Any]) -> dict[str, Any]:
     from fastapi.testclient import TestClient  # pyright: ignore[reportMissingImports]
 
     sys.path[:0] = [os.path.join(CLONE, "src")]
+    from claw_eval.graders import llm_judge  # pyright: ignore[reportMissingImports]
     from claw_eval.graders.registry import get_grader  # pyright: ignore[reportMissingImports]
     from claw_eval.models.message import Message  # pyright: ignore[reportMissingImports]
     from claw_eval.models.scoring import compute_task_score, is_pass  # pyright: ignore[reportMissingImports]
@@ -79,29 +113,35 @@ def theirs(case: dict[str, Any]) -> dict[str, Any]:
                 response_body=responses[-1][1],
             )
         )
-    if not case["grade"]:
-        return {"responses": responses}
     said = [TraceMessage(trace_id="1", message=Message.model_validate(m)) for m in messages(case, responses)]
     grader = get_grader(task.task_id, tasks_dir=f"{CLONE}/tasks", task_dir=f"{CLONE}/tasks/{case['task']['folder']}")
     more: dict[str, Any] = {"media_events": [], "env_snapshot": case["snapshot"]}
     wanted = inspect.signature(grader.grade).parameters
     named = {name: value for name, value in more.items() if name in wanted and value is not None}
     found = {name: ports[port].get(path).json() for name, port, path in audits}
-    score = compute_task_score(grader.grade(said, dispatches, task, audit_data=found, judge=None, **named))
-    return {"responses": responses, "score": score, "passes": is_pass(score)}
+    llm_judge.OpenAI, llm_judge.time = Model, types.SimpleNamespace(sleep=lambda seconds: None, time=time.time)
+    judge = llm_judge.LLMJudge("scripted")
+    score = compute_task_score(grader.grade(said, dispatches, task, audit_data=found, judge=judge, **named))
+    return {"responses": responses, "score": score, "passes": is_pass(score), "asked": Model.asked}
 
 
 def ours(case: dict[str, Any]) -> dict[str, Any]:
     """By what runs in our sandboxes."""
     stage = sys.modules["claw_stage"]
-    stage.install()
+    known: dict[str, str] = {}
+    stage.install(known)
     services = stage.ServiceStage(CLONE, case["task"])
     responses = [services.call(call["name"], call["arguments"]) for call in case["calls"]]
-    if not case["grade"]:
-        return {"responses": responses}
     said = messages(case, responses)
-    score, passes, _ = stage.graded(CLONE, case["task"], said, case["calls"], case["snapshot"])
-    return {"responses": responses, "score": score, "passes": passes}
+    while True:
+        try:
+            score, passes, _ = stage.graded(CLONE, case["task"], said, case["calls"], case["snapshot"])
+            return {"responses": responses, "score": score, "passes": passes, "asked": len(known)}
+        except stage.Asks as asks:
+            for name, asked in asks.questions.items():
+                text = json.dumps(asked, sort_keys=True)
+                tries = (n for n in (1, 2, 3) if hashlib.sha256(f"{n} {text}".encode()).hexdigest() == name)
+                known[name] = answer(asked, next(tries))
 
 
 def main() -> None:

@@ -3,7 +3,8 @@
     python benchmarks/rubric_judge.py SET [TASK ...]
 
 The judge is a script at a loopback address. It gives each criterion 0, 0.5 or 1, by its name and the task, and changes
-every third of these scores in its last vote. So the votes differ, and the scores say nothing about the agent, ``noop``.
+every third of these scores in its last vote. A question of a task's own grader (``questions``) is one criterion. So the
+votes differ, and the scores say nothing about the agent, ``noop``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ VOTES = 3
 
 def scores(system: str, user: str, vote: int) -> dict[str, float]:
     """The scripted scores of one vote."""
-    names = json.loads(re.findall(r"^SCORES (.*)$", system, re.M)[-1])
+    rubrics = re.findall(r"^SCORES (.*)$", system, re.M)
+    names = json.loads(rubrics[-1]) if rubrics else ["score"]
     task = re.sub(r"[0-9a-f]{16}", "", user)  # without the marks of fences, which differ
     found = {}
     for name in names:
@@ -40,8 +42,12 @@ def scores(system: str, user: str, vote: int) -> dict[str, float]:
 class Judge(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         request: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        system, user = (str(message["content"]) for message in request["messages"])
-        text = f"As scripted.\n\nSCORES {json.dumps(scores(system, user, int(request['seed'])))}"
+        user = str(request["messages"][-1]["content"])
+        system = str(request["messages"][0]["content"]) if len(request["messages"]) > 1 else ""
+        found = scores(system, user, int(request["seed"]))
+        text = f"As scripted.\n\nSCORES {json.dumps(found)}"
+        if "SCORES" not in system:
+            text = json.dumps({**found, "reasoning": "as scripted"})
         words = len((system + user).split()), len(text.split())
         body = {
             "id": "1", "object": "chat.completion", "created": 0, "model": request["model"],

@@ -226,8 +226,7 @@ def claw_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Count
         data = claw_eval._definition(clone, str(task.origin).split("/")[1])
         graders = [*claw_eval._graders(clone, data["folder"]).values()]
         for kind, case in claw_cases.cases(task, data, graders):
-            line = json.dumps({**case, "grade": task.metadata["grading"] == "automated"})
-            made.append((task.id, kind, line))
+            made.append((task.id, kind, json.dumps(case)))
     program = str(Path(__file__).with_name("claw_reference.py"))
     outs = both_sides(
         [sys.executable, "-S", "-B", program, "ours", str(clone), str(Path(claw_eval.__file__).parent)],
@@ -251,11 +250,13 @@ def claw_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Count
             found["responses with an error"] += same and one[0] >= 400
             if not same:
                 tell(f"  {task_id}: {call}: ours {shown(one)}, theirs {shown(other)}")
-        if "score" in mine:
-            found["same score" if mine["score"] == said["score"] else "other score"] += 1
-            found["pass"] += mine["passes"]
-            if mine["score"] != said["score"]:
-                tell(f"  {task_id}, {kind}: ours {mine['score']}, theirs {said['score']}")
+        same = (mine["score"], mine["asked"]) == (said["score"], said["asked"])
+        judged = ", judged" if task_id.endswith(".judged") else ""
+        found[f"same score{judged}" if same else f"other score{judged}"] += 1
+        found[f"pass{judged}"] += mine["passes"]
+        found["questions to a model"] += mine["asked"]
+        if not same:
+            tell(f"  {task_id}, {kind}: ours {mine['score']}, theirs {said['score']}")
     return found
 
 

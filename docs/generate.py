@@ -89,6 +89,7 @@ ROOMS = {
         clawgym.rewards.votes
         clawgym.rewards.model
         clawgym.rewards.rubric
+        clawgym.rewards.questions
         clawgym.rewards.calibration
         clawgym.rewards.hints
         clawgym.rewards.prm

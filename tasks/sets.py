@@ -126,7 +126,7 @@ PUBLISHED: dict[str, Published] = {
         license="MIT",
     ),
     "Claw-Eval": Published(
-        "300 everyday tasks with mail, calendars and other services, graded by code or by a rubric",
+        "300 everyday tasks with mail, calendars and other services, graded by code that may ask a model",
         "claw-eval",
         format="claw-eval",
         home="https://github.com/claw-eval/claw-eval (a clone called claw-eval)",

@@ -1,6 +1,7 @@
-"""Graders: named judges that read the frozen workspace on the host, in place of a verifier's files.
+"""Graders: named judges that read the frozen workspace on the host.
 
-Invariants: no code of a task is executed, only the grader that the user installed. An answer that is not a mapping of
+Invariants: no code of a task is executed here, only the grader that the user installed; the task's files run in a
+sandbox. An answer that is not a mapping of
 names to finite numbers scores 0.
 """
 
@@ -8,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from clawgym.errors import ClawGymError, EngineError, GradingError, traceback_of
 from clawgym.offload import offloaded
-from clawgym.records import Grader, JudgeVotes, Submission, Task, TaskFile, VerifierSpec
+from clawgym.records import Checked, Grader, JudgeVotes, Submission, Task, TaskFile, VerifierSpec
 from clawgym.registry import graders
 from clawgym.statistics import as_float
 from clawgym.verifiers.protocols.base import LOG_BYTES, Subject, VerifierReport, scored
@@ -22,6 +23,7 @@ from clawgym.verifiers.workspace import compose
 
 __all__ = ["ask_grader", "checked", "judged_by", "make_grader"]
 
+RunCheck = Callable[[Mapping[str, str]], Awaitable[VerifierReport]]
 _MOST_CHECKS = 1000
 _REFUSED = (400, 413, 422)
 """HTTP statuses by which an endpoint refuses the content of a request."""
@@ -59,8 +61,12 @@ def checked(scores: Any, grader: str) -> dict[str, float]:
     return found
 
 
-async def ask_grader(task: Task, subject: Subject, originals: Sequence[TaskFile]) -> VerifierReport:
+async def ask_grader(
+    task: Task, subject: Subject, originals: Sequence[TaskFile], check: RunCheck | None = None
+) -> VerifierReport:
     """Grade the workspace, with ``originals`` restored, with the task's grader. The score is the mean of its checks.
+
+    ``check`` runs the task's own program on it, with answers by the id of their question.
 
     Raises :class:`~clawgym.errors.EngineError` if the grader cannot reach its model.
     """
@@ -71,11 +77,20 @@ async def ask_grader(task: Task, subject: Subject, originals: Sequence[TaskFile]
         frozenset(file.path for file in task.inputs),
         subject.final_message,
         subject.transcript,
+        None if check is None else partial(_checked, check),
     )
     grader = make_grader(task.verifier)
     report = await _asked(grader, submission)
     given = getattr(grader, "judgement", None)
     return dataclasses.replace(report, judgement=given) if isinstance(given, JudgeVotes) else report
+
+
+async def _checked(check: RunCheck, answers: Mapping[str, str]) -> Checked:
+    """What the task's program says. Raises :class:`ValueError` if it gives no result."""
+    report = await check(answers)
+    if report.cause is not None:
+        raise ValueError(f"the task's program gave no result ({report.cause}): {report.log}")
+    return Checked(report.checks, report.questions)
 
 
 async def _asked(grader: Grader, submission: Submission) -> VerifierReport:

@@ -13,7 +13,7 @@ A verifier that crashes, hangs or dies scores 0, as in the formats' original har
 workspace, the task or the host is broken (:class:`GradingError`).
 
 A task may have a grader instead (``VerifierSpec.grader``). It reads the frozen workspace on the host and executes no
-code from it. :mod:`clawgym.verifiers.protocols` runs the files of a verifier.
+code from it; files of the verifier that it has run are run as above. :mod:`clawgym.verifiers.protocols` runs the files of a verifier.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import dataclasses
 import io
 import tarfile
 import time
+from collections.abc import Mapping
 from functools import cache, partial
 from importlib import resources
 
@@ -30,7 +31,7 @@ from clawgym.offload import offloaded, offloaded_if_large
 from clawgym.records import GradingMode, Task, VerifierResult, packages_of
 from clawgym.sandbox.protocol import Archive, Backend, Sandbox, SandboxSpec, Snapshot
 from clawgym.verifiers.graders import ask_grader, judged_by
-from clawgym.verifiers.protocols import Subject, VerifierReport, protocol_of
+from clawgym.verifiers.protocols import AskingCheck, Subject, VerifierProtocol, VerifierReport, protocol_of
 from clawgym.verifiers.reuse import Grades
 from clawgym.verifiers.scores import baseline_adjusted, plain_mean
 from clawgym.verifiers.workspace import OVERLAY, changed_inputs, compose, packed, submitted, with_protected
@@ -148,10 +149,22 @@ async def _run(
 
 async def _run_once(task: Task, subject: Subject, backend: Backend, restore: tuple[str, ...]) -> VerifierReport:
     spec = task.verifier
+    if not spec.grader:
+        return await _run_files(task, subject, backend, restore, protocol_of(spec))
+
+    async def check(answers: Mapping[str, str]) -> VerifierReport:
+        return await _run_files(task, subject, backend, restore, AskingCheck(answers))
+
     originals = [file for file in task.inputs if file.path in restore]
-    if spec.grader:
-        return await ask_grader(task, subject, originals)
-    protocol = protocol_of(spec)
+    return await ask_grader(task, subject, originals, check if spec.files else None)
+
+
+async def _run_files(
+    task: Task, subject: Subject, backend: Backend, restore: tuple[str, ...], protocol: VerifierProtocol
+) -> VerifierReport:
+    """Run the verifier's files in a new sandbox."""
+    spec = task.verifier
+    originals = [file for file in task.inputs if file.path in restore]
     forked = subject.snapshot if spec.mode is GradingMode.FORK else None
     mounted = {protocol.folder: tuple(file for file in spec.files if not file.path.startswith(OVERLAY))}
     mounted |= protocol.mounts(task, subject)

@@ -2,7 +2,8 @@
 
 Most tasks are graded by a verifier in its own sandbox. A grader on the host is for work that such a program cannot
 check: a judge with a rubric, or code of an installed package. It reads the agent's files as bytes and never executes
-them.
+them. If the task brings a program that checks one part and asks a model about the rest, the grader has it run in a
+sandbox of its own (:attr:`Submission.check`).
 
 Invariant: a submission is never written to the file system. Links, devices and folders are not part of it.
 """
@@ -11,17 +12,27 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["DEFAULT_READ_LIMIT", "MAX_FILES", "Grader", "Submission"]
+__all__ = ["DEFAULT_READ_LIMIT", "MAX_FILES", "Checked", "Grader", "Submission"]
 
 DEFAULT_READ_LIMIT = 1 << 20
 """Most bytes that :meth:`Submission.read` returns by default."""
 MAX_FILES = 10_000
 """Most files that :attr:`Submission.files` lists."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the program of a task printed: scores, or questions to a model that it needs answers to. Untrusted."""
+
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """The score of each check by name; empty if there are questions."""
+    questions: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
+    """Id -> messages with ``role`` and ``content``."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,9 @@ class Submission:
     final_message: str = ""
     transcript: tuple[Mapping[str, Any], ...] = ()
     """Messages with ``role``, ``content``, ``tool_calls`` and ``results``, as in the reward payload."""
+    check: Callable[[Mapping[str, str]], Awaitable[Checked]] | None = field(default=None, repr=False)
+    """Runs the task's ``check.py`` on this work in a new sandbox, with answers by the id of their question. None if the
+    task has none. Raises :class:`ValueError` if the program gives no result."""
 
     @cached_property
     def files(self) -> Mapping[str, int]:

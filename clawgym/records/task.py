@@ -153,7 +153,8 @@ class VerifierSpec:
     ``harbor``: ``test.sh`` writes ``/logs/verifier/reward.txt`` or ``reward.json``.
     ``grader``: :attr:`grader`, which runs on the host and not in a sandbox."""
     files: tuple[TaskFile, ...] = ()
-    """Mounted read-only; the entry is ``reward.sh`` or ``test.sh``. None for ``grader``."""
+    """Mounted read-only; the entry is ``reward.sh`` or ``test.sh``. Of ``grader``: the ``check.py`` that the grader may
+    run in a sandbox, and what it needs; most have none."""
     mode: GradingMode = GradingMode.CLEAN
     executes_agent_code: Literal["in_process", "subprocess"] | None = None
     """Whether the checker imports or runs the agent's code, which could then forge the result."""
@@ -181,8 +182,8 @@ class VerifierSpec:
                 f"a verifier of protocol {self.protocol!r} with grader {self.grader!r}: give both protocol='grader' "
                 "and the name of a grader, or neither"
             )
-        if self.grader and (self.files or self.mode is not GradingMode.CLEAN):
-            raise TaskError(f"grader {self.grader!r} reads the frozen workspace: give no files, and the mode 'clean'")
+        if self.grader and self.mode is not GradingMode.CLEAN:
+            raise TaskError(f"grader {self.grader!r} reads the frozen workspace: give the mode 'clean'")
 
     @property
     def digest(self) -> str:

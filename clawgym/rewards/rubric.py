@@ -7,36 +7,26 @@ never 0; an endpoint that does not answer is an infrastructure error.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import math
-import os
 import secrets
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from clawgym.engines.openai import OpenAIEngine, Prices
 from clawgym.engines.protocol import Completion, Engine, Sampling
-from clawgym.errors import BudgetExceeded, EngineError, GradingError
-from clawgym.records import JudgeVotes, Submission, Usage
+from clawgym.errors import GradingError
+from clawgym.records import JudgeVotes, Submission
 from clawgym.registry import graders
+from clawgym.rewards._panel import Ballot, Panel
 from clawgym.rewards._prompt import cut, unspecial
 
-__all__ = ["BASE_URL", "KEY", "MODEL", "PRICES", "RubricGrader", "scores_of"]
-
-MODEL, BASE_URL, KEY = "CLAWGYM_GRADER_MODEL", "CLAWGYM_GRADER_BASE_URL", "CLAWGYM_GRADER_API_KEY"
-"""Environment variables: the model, its endpoint and its key. The latter two default to ``OPENAI_BASE_URL`` and
-``OPENAI_API_KEY``, which are used together or not at all."""
-PRICES = "CLAWGYM_GRADER_PRICES"
-"""Environment variable: US dollars per million prompt tokens and per million completion tokens, as in ``0.15,0.6``."""
+__all__ = ["RubricGrader", "scores_of"]
 
 _CRITERIA = 20
 _CRITERION = 4000
-_VOTES = 25
 _TASK, _MESSAGE, _STEPS, _FILE, _ALL_FILES = 8000, 4000, 24_000, 12_000, 48_000
 """Most characters of the instruction; of the last message; of the transcript; of one file; of all files."""
 _LISTED = 200
@@ -61,82 +51,33 @@ class RubricGrader:
             name.strip() and 0 < len(text.strip()) <= _CRITERION for name, text in rubric.items()
         ):
             raise GradingError(f"a rubric has 1 to {_CRITERIA} criteria, each with a name and a text: correct it")
-        if not 0 < votes <= _VOTES:
-            raise GradingError(f"votes={votes}: give 1 to {_VOTES}")
-        self.model = os.environ.get(MODEL, "")
-        if not self.model:
-            raise GradingError(
-                f"the grader 'rubric' needs a model: set {MODEL} (and {BASE_URL}, {KEY} where it is not at OpenAI)"
-            )
-        self._rubric, self._votes = dict(rubric), votes
-        self._prices = _prices(os.environ.get(PRICES, ""))
-        self.judgement: JudgeVotes | None = None
-        self._sampling = Sampling(temperature=0.7, max_tokens=max_tokens)
-        self._engine: Callable[[], Engine] = self._at_endpoint
+        self._panel = Panel(self.name, votes, max_tokens)
+        self.model = self._panel.model
+        self._rubric = dict(rubric)
         about = [self.model, _template(), self._rubric, votes, max_tokens]
         self.version = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
-
-    def _at_endpoint(self) -> OpenAIEngine:
-        url = os.environ.get(BASE_URL) or None
-        # A key of another endpoint is not sent to this one: "none" where it was given without a key.
-        key = os.environ.get(KEY) or ("none" if url else None)
-        return OpenAIEngine(self.model, base_url=url, api_key=key, prices=self._prices)
 
     async def grade(self, submission: Submission) -> dict[str, float]:
         """The median of the votes for each criterion.
 
         Raises :class:`~clawgym.errors.EngineError` if fewer than half of the votes could be had, and
-        :class:`ValueError` if fewer than half of those that could be had can be read.
+        :class:`ValueError` if fewer than half of those that could be had can be read. Raises
+        :class:`~clawgym.errors.GradingError` for a task with a program, which would not be run.
         """
-        marker = _marker(submission)
-        messages = render(submission, self._rubric, marker)
-        engine = self._engine()
-        try:
-            votes = (engine.complete(messages, sampling=self._with_seed(number)) for number in range(self._votes))
-            answers = await asyncio.gather(*votes, return_exceptions=True)
-        finally:
-            await engine.aclose()
-        given = [answer for answer in answers if isinstance(answer, Completion)]
-        read = [scores for answer in given if (scores := scores_of(answer, self._rubric)) is not None]
-        self.judgement = self._judgement(given, read)
-        if 2 * len(given) < self._votes or not given:
-            raise _failure(answers)
-        if 2 * len(read) < len(given) or not read:
-            raise ValueError(f"{self.model}: {len(read)} of {len(given)} answers end with scores for every criterion")
-        return {name: statistics.median_low([scores[name] for scores in read]) for name in self._rubric}
+        if submission.check is not None:
+            raise GradingError("the grader 'rubric' runs no check.py: take it out, or name the grader 'questions'")
+        messages = render(submission, self._rubric, _marker(submission))
 
-    def _judgement(self, given: Sequence[Completion], read: Sequence[Mapping[str, float]]) -> JudgeVotes:
-        usage = sum((answer.usage for answer in given), Usage())
-        votes = {name: tuple(scores[name] for scores in read) for name in self._rubric}
-        return JudgeVotes(self._votes, votes, usage.prompt_tokens, usage.completion_tokens, usage.cost_usd)
+        async def vote(engine: Engine, sampling: Sampling) -> Ballot:
+            answer = await engine.complete(messages, sampling=sampling)
+            return Ballot(scores_of(answer, self._rubric), answer.usage)
 
-    def _with_seed(self, number: int) -> Sampling:
-        return Sampling(temperature=self._sampling.temperature, max_tokens=self._sampling.max_tokens, seed=number)
+        return await self._panel.ask(vote)
 
-
-def _prices(given: str) -> Prices | None:
-    """Prices of tokens. Raises :class:`GradingError` if ``given`` is anything but empty or two numbers."""
-    if not given:
-        return None
-    try:
-        prompt, completion = map(float, given.split(","))
-        return Prices(prompt, completion)
-    except (ValueError, EngineError) as error:
-        raise GradingError(
-            f"{PRICES}={given!r}: give US dollars per million prompt and completion tokens, such as 0.15,0.6"
-        ) from error
-
-
-def _failure(answers: Sequence[object]) -> Exception:
-    """The error to raise of votes that failed: one that a later try may cure where there is one."""
-    failed = [answer for answer in answers if isinstance(answer, Exception)]
-    for error in failed:
-        if isinstance(error, EngineError) and error.status not in (400, 413, 422):
-            return error
-    error = failed[0]
-    if isinstance(error, BudgetExceeded):  # the submission does not fit the model's window
-        return EngineError(f"the grader's model refused the submission: {error}", status=413)
-    return error
+    @property
+    def judgement(self) -> JudgeVotes | None:
+        """The votes, once they were cast."""
+        return self._panel.judgement
 
 
 def scores_of(answer: Completion, rubric: Mapping[str, str]) -> dict[str, float] | None:

@@ -1,8 +1,8 @@
 """Reader of Claw-Eval: folders with a ``task.yaml``, a grader in Python, and services that stand for a user's accounts.
 
 The path is a clone of the set. The services and the grader are the set's own, whose code is mounted from the clone and
-runs in sandboxes only (:mod:`clawgym.tasks.formats._claw_stage`). A task whose grader asks a model gets the grader
-``rubric`` with the rubric of its ``task.yaml``, and the ending ``.judged``.
+runs in sandboxes only (:mod:`clawgym.tasks.formats._claw_stage`). A task whose grader asks a model has our grader
+``questions``, which gets its answers from the host, and the ending ``.judged``.
 """
 
 from __future__ import annotations
@@ -125,10 +125,14 @@ else:
     calls = [{"name": block["name"], "arguments": block["input"]} for block in made]
 with contextlib.redirect_stdout(sys.stderr):
     seen = snapshot(task, sys.argv[1])
-    claw_stage.install()
-    score, passes, scores = claw_stage.graded(os.path.join(FOLDER, "claw"), task, messages, calls, seen)
-    print(score, scores)
-print(json.dumps({"passes": float(passes)}))
+    claw_stage.install(claw_stage.answers())
+    try:
+        score, passes, scores = claw_stage.graded(os.path.join(FOLDER, "claw"), task, messages, calls, seen)
+        said = {"passes": float(passes)}
+        print(score, scores)
+    except claw_stage.Asks as asks:
+        said = {"questions": asks.questions}
+print(json.dumps(said))
 '''
 
 
@@ -193,15 +197,12 @@ def _task(path: Path, name: str) -> Task:
             raise TaskError(f"{where}: field services: has none for its tools: restore the file")
         surroundings = data["environment"]
         prompt = str(data["prompt"]["text"])
-        rubric = str(data.get("judge_rubric") or "").strip()
         unsupported = _why_not(path, data, services, graders)
-        if judged and not rubric and not unsupported:
-            unsupported = "ours: what the model judges is in the code of its grader"
         inputs = () if tools or unsupported else check_files(_inputs(path, data), where)
         return Task(
             id=check_task_id(f"{data['task_id']}{'.judged' * judged}", f"{where}: field task_id"),
             instruction=prompt,
-            verifier=_judged(rubric) if judged and rubric else _automated(path, data, graders, services, where),
+            verifier=_verifier(path, data, graders, services, where, judged),
             inputs=inputs,
             workspace=_WORKSPACE,
             tools=(_server(data, tools, services),) if tools else (),
@@ -374,9 +375,15 @@ def _inputs(path: Path, data: Mapping[str, Any]) -> Iterator[TaskFile]:
         yield TaskFile(str(name), path / source, within=path)
 
 
-def _automated(
-    path: Path, data: Mapping[str, Any], graders: Mapping[str, str], services: Mapping[str, TaskFile], where: str
+def _verifier(
+    path: Path,
+    data: Mapping[str, Any],
+    graders: Mapping[str, str],
+    services: Mapping[str, TaskFile],
+    where: str,
+    judged: bool,
 ) -> VerifierSpec:
+    """The set's own grader. ``judged``: a model answers its questions."""
     library = _library(path)
     parts = [_part(path, name) for name in graders]
     home = f"tasks/{data['folder']}"
@@ -393,9 +400,10 @@ def _automated(
         *library,
         *others.values(),
     )
-    runs = "subprocess" if data.get("env_snapshot_commands") else None
-    return VerifierSpec("reward_sh", check_files(files, where), executes_agent_code=runs, mutable_inputs=("*",))
-
-
-def _judged(rubric: str) -> VerifierSpec:
-    return VerifierSpec("grader", grader="rubric", grader_options={"rubric": {"rubric": rubric}})
+    return VerifierSpec(
+        "grader" if judged else "reward_sh",
+        check_files(files, where),
+        executes_agent_code="subprocess" if data.get("env_snapshot_commands") else None,
+        mutable_inputs=("*",),
+        grader="questions" if judged else "",
+    )

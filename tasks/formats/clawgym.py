@@ -66,9 +66,12 @@ def read_task(folder: Path) -> Task:
         raise TaskError(f"{where}: field clawgym.metadata: is for rows only: put it into metadata")
     graded = walk_part(folder, "reward")
     if extras.grader:
-        if graded:
-            raise TaskError(f"{folder}/reward: has a verifier, but {ENTRY_FILE} names a grader: take one of them out")
-        verifier = extras.read_grader(where)
+        if graded and not any(file.path == "check.py" for file in graded):
+            raise TaskError(
+                f"{folder}/reward: has no check.py, which is what the grader of {ENTRY_FILE} can run: add it, or take "
+                "the folder out"
+            )
+        verifier = replace(extras.read_grader(where), files=graded)
     else:
         verifier = read_verifier(graded, str(folder / "reward"), extras.protocol)
     return extras.task(
@@ -108,7 +111,7 @@ def write_task(task: Task, folder: Path) -> None:
     served = [replace(f, path=f"{s.name}/{f.path}") for s in task.tools for f in s.files]
     site = task.desktop.site.files if task.desktop and task.desktop.site else ()
     parts = {
-        "reward": () if task.verifier.grader else reward_sh_files(task),
+        "reward": task.verifier.files if task.verifier.grader else reward_sh_files(task),
         "input_files": task.inputs,
         "tools": served,
         "site": site,

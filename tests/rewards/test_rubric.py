@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from clawgym.engines.protocol import Completion
 from clawgym.errors import EngineError, GradingError
 from clawgym.records import JudgeVotes, Submission, Task, VerifierSpec
-from clawgym.rewards.rubric import BASE_URL, KEY, MODEL, PRICES, RubricGrader, render, scores_of
+from clawgym.rewards._panel import BASE_URL, KEY, MODEL, PRICES
+from clawgym.rewards.rubric import RubricGrader, render, scores_of
 from clawgym.sandbox import Archive, Backend
 from clawgym.verifiers.graders import judged_by
 from clawgym.verifiers.grading import Subject, grade

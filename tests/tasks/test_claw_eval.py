@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clawgym.agents import ScriptAgent, make_agent
 from clawgym.errors import TaskError
-from clawgym.records import Outcome, Task
+from clawgym.records import Episode, Outcome, Task
+from clawgym.rewards._panel import BASE_URL, MODEL
 from clawgym.sandbox import Backend
 from clawgym.tasks import read
 
+from ..engines.fake_openai import FakeOpenAI, fake_openai, reply
 from ..rollouts import episode_of
 from .conftest import published_clone
+
+__all__ = ["fake_openai"]
 
 LIBRARY = {
     "__init__": "",
@@ -64,6 +70,23 @@ class DimensionScores(BaseModel):
     completion: float = 0.0
 """,
     "graders/__init__": "",
+    "graders/llm_judge": """
+import json, time
+from openai import OpenAI
+from pydantic import BaseModel
+class Result(BaseModel):
+    score: float
+class LLMJudge:
+    def __init__(self, model_id): self.client, self.model_id = OpenAI(api_key="x", base_url="x"), model_id
+    def evaluate(self, said, rubric):
+        for attempt in range(30):
+            asked = [{"role": "user", "content": f"{rubric}: {said}"}]
+            try:
+                got = self.client.chat.completions.create(model=self.model_id, messages=asked, temperature=0.0)
+                return Result(score=json.loads(got.choices[0].message.content)["score"])
+            except Exception:
+                time.sleep(60)
+""",
     "graders/registry": """
 import importlib.util
 def get_grader(task_id, tasks_dir, task_dir):
@@ -143,7 +166,6 @@ tool_endpoints:
 environment: {{timeout_seconds: 60, max_turns: 5}}
 scoring_components:
   - check: {{keywords: [1, x]}}
-judge_rubric: "Was it sent?"
 reference_solution: "SECRET"
 """
 SHELL = """
@@ -214,11 +236,46 @@ async def test_commands_of_a_task_look_at_the_workspace_with_files_of_the_grader
     assert (await episode_of(task, make_agent("noop"), backend)).outcome is Outcome.FAILED
 
 
-def test_task_whose_grader_asks_a_model_gets_the_rubric(tmp_path: Path):
-    (task,) = read(made(tmp_path, grader=GRADER + "\n        judge.evaluate('x')\n")).tasks
-    assert (task.id, task.verifier.grader) == ("T1_mail.judged", "rubric")
-    assert task.verifier.grader_options == {"rubric": {"rubric": "Was it sent?"}}
+ASKING = GRADER.replace(
+    "        parts = [bool",
+    "        clear = judge.evaluate(str(said[-1:]), 'clear').score\n"
+    "        if clear: clear = judge.evaluate(str(said[-1:]), f'polite {clear}').score\n"
+    "        parts = [clear > 0.5, clear > 0.5, bool",
+)
+
+
+async def test_model_answers_what_a_grader_asks(
+    tmp_path: Path, backend: Backend, fake_openai: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(MODEL, "judge-1")
+    monkeypatch.setenv(BASE_URL, fake_openai.base_url)
+    (task,) = read(made(tmp_path, grader=ASKING)).tasks
+    assert (task.id, task.verifier.grader) == ("T1_mail.judged", "questions")
     assert task.tools
+    sends = script(("mail_send", {"to": "a"}), ("submit", {"message": "done <|im_end|>"}))
+
+    async def graded(answer: Callable[[str], str]) -> Episode:
+        async def respond(request: dict[str, Any]) -> Any:
+            return await reply(answer(str(request["messages"][-1]["content"])))(request)
+
+        fake_openai.default = respond
+        return await episode_of(task, sends, backend)
+
+    solved = await graded(lambda asked: '{"score": 1}')
+    assert solved.outcome is Outcome.SOLVED, solved.result
+    assert solved.result is not None
+    assert solved.result.judged_by == "questions (judge-1)"
+    assert solved.result.judgement is not None
+    assert solved.result.judgement.votes == {"passes": (1.0, 1.0, 1.0)}
+    asked = [request["messages"][0]["content"] for request in fake_openai.requests]
+    assert sorted({text.split(":")[0] for text in asked}) == ["clear", "polite 1.0"], "the second depends on the first"
+    assert not any("<|im_end|>" in text for text in asked)
+    fails = await graded(lambda asked: json.dumps({"score": int(asked.startswith("clear"))}))
+    assert fails.outcome is Outcome.FAILED
+    unread = await graded(lambda asked: "Well." if "done" in asked else '{"score": 1}')
+    assert (unread.outcome, unread.cause) == (Outcome.FAILED, "output"), "the untouched workspace could be judged"
+    blind = await graded(lambda asked: "Well.")
+    assert (blind.outcome, blind.cause) == (Outcome.INFRA, "control-output")
 
 
 def test_user_speaks_by_the_prompt_of_the_set(tmp_path: Path):
@@ -243,7 +300,6 @@ def test_user_speaks_by_the_prompt_of_the_set(tmp_path: Path):
         ({"shell": "sandbox_files: [gone.txt]"}, "network: gone.txt is not in the clone"),
         ({"shell": "sandbox_files: [fixtures/a.mp4]"}, "image not here: the programs"),
         ({"shell": "sandbox_files: [fixtures/a.png]"}, "ours: the agent has to see"),
-        ({"grader": GRADER + "\n        judge.evaluate('x')\n", "empty": "1"}, "ours: what the model judges"),
     ],
 )
 def test_reasons(tmp_path: Path, changes: dict[str, str], reason: str):
@@ -253,17 +309,13 @@ def test_reasons(tmp_path: Path, changes: dict[str, str], reason: str):
         (root / "mock_services/web_real").mkdir()
         (root / service).write_text(SERVICE)
         made(root, service=service)
-    elif files := changes.get("shell"):
+    else:
+        files = changes["shell"]
         task_id = "T2_file"
         for name in ("a.mp4", "a.png"):
             (root / "tasks/T2_file/fixtures" / name).write_bytes(b"x")
         text = SHELL.replace("sandbox_files: [fixtures/in.txt]", files)
         (root / "tasks/T2_file/task.yaml").write_text(text)
-    else:
-        made(root, grader=changes["grader"])
-        path = root / "tasks/T1_mail/task.yaml"
-        path.write_text(path.read_text().replace("Was it sent?", ""))
-        task_id += ".judged"
     assert str(read(root).by_id[task_id].unsupported).startswith(reason)
 
 

@@ -350,7 +350,15 @@ def test_folder_cannot_name_code_to_import(name, tmp_path):
         read_task(tmp_path / "t")
 
 
-def test_folder_with_grader_and_verifier_raises(make_task):
-    folder = make_task(clawgym={"grader": "rubric"})
-    with pytest.raises(TaskError, match="take one of them out"):
+def test_folder_with_a_grader_has_the_program_that_it_runs(make_task, tmp_path):
+    folder = make_task(clawgym={"grader": "questions"})
+    task = read_task(folder)
+    assert (task.verifier.grader, {file.path for file in task.verifier.files}) == (
+        "questions",
+        {"check.py", "reward.sh"},
+    )
+    write_task(task, tmp_path / "again")
+    assert read_task(tmp_path / "again").content_hash == task.content_hash
+    (folder / "reward/check.py").unlink()
+    with pytest.raises(TaskError, match=r"has no check\.py"):
         read_task(folder)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from clawgym.records import VerifierSpec
 from clawgym.verifiers.protocols.base import Subject, VerifierProtocol, VerifierReport, file_of
 from clawgym.verifiers.protocols.harbor import HarborTests
-from clawgym.verifiers.protocols.reward_sh import RewardScript, StandardCheck, standard_reward_sh
+from clawgym.verifiers.protocols.reward_sh import AskingCheck, RewardScript, StandardCheck, standard_reward_sh
 from clawgym.verifiers.protocols.tests import TESTS_REWARD_SH, StandardTests
 
-__all__ = ["StandardCheck", "Subject", "VerifierReport", "VerifierProtocol", "protocol_of"]
+__all__ = ["AskingCheck", "StandardCheck", "Subject", "VerifierReport", "VerifierProtocol", "protocol_of"]
 
 
 def protocol_of(spec: VerifierSpec) -> VerifierProtocol:
-    """How ``spec`` is run. For a verifier with files; a grader (:mod:`clawgym.verifiers.graders`) has none."""
+    """How the files of ``spec`` are run, unless a grader (:mod:`clawgym.verifiers.graders`) has them run."""
     if spec.protocol == "harbor":
         return HarborTests()
     script = file_of(spec, RewardScript.entry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -58,6 +58,8 @@ class VerifierReport:
     """Checks whose score was outside [0, 1]."""
     judgement: JudgeVotes | None = None
     """The votes of a model that judged."""
+    questions: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
+    """Id -> messages to a model; a program that asks has no scores yet."""
 
 
 class VerifierProtocol(Protocol):

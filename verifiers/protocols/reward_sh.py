@@ -2,6 +2,9 @@
 
 The standard ``reward.sh`` of the published tasks averages what ``check.py`` prints. Where a task has exactly that
 script, ``check.py`` is run directly by an untouched interpreter: the score is the same, and the named checks are kept.
+
+The ``check.py`` of a task with a grader may ask a model. It has no network: it prints its questions, ends, and is run
+again with the answers.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import secrets
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from clawgym.records import DEFAULT_WORKSPACE, Task, TaskFile
 from clawgym.sandbox.protocol import ExecResult, Sandbox
@@ -28,7 +32,7 @@ from clawgym.verifiers.protocols.base import (
 from clawgym.verifiers.scan import third_party_imports
 from clawgym.verifiers.scores import last_line_score, standard_score
 
-__all__ = ["STANDARD_HOOK", "StandardCheck", "RewardScript", "hook_in", "standard_reward_sh"]
+__all__ = ["STANDARD_HOOK", "AskingCheck", "RewardScript", "StandardCheck", "hook_in", "standard_reward_sh"]
 
 STANDARD_HOOK = f"python3 {DEFAULT_WORKSPACE}/reward/check.py {DEFAULT_WORKSPACE}"
 """The command whose output the standard script averages."""
@@ -40,6 +44,8 @@ _TAIL = (
     "print(sum(float(v) for v in data.values()) / len(data) if isinstance(data, dict) and data "
     "else float(data) if isinstance(data, (int, float)) else 0.0)'\n"
 )
+MOST_QUESTIONS = 100
+"""Questions of one run of a program."""
 _PAYLOAD_FOLDER, _PAYLOAD_NAME = "/payload", "openclaw_reward_payload.json"
 _ENV = {"OPENCLAW_REWARD_PAYLOAD": f"{_PAYLOAD_FOLDER}/{_PAYLOAD_NAME}"}
 
@@ -106,10 +112,54 @@ class StandardCheck(RewardScript):
         done = dataclasses.replace(done, stderr=done.stderr.replace(mark, b""))
         if cause is None:
             try:
-                return scored(*standard_score(done.output.decode("utf-8")), log_of(done))
+                return self._report(done.output.decode("utf-8"), log_of(done))
             except (ValueError, TypeError, OverflowError, RecursionError):
                 cause = "output"
         return VerifierReport(0.0, cause=cause, log=log_of(done))
+
+    def _report(self, printed: str, log: str) -> VerifierReport:
+        """Raises ValueError, TypeError, OverflowError or RecursionError for anything but scores."""
+        return scored(*standard_score(printed), log)
+
+
+class AskingCheck(StandardCheck):
+    """Run a ``check.py`` that prints ``{"questions": {ID: MESSAGES}}`` while it lacks an answer, and scores then.
+
+    ``answers``: id of a question -> answer; they are mounted as ``/answers/answers.json``.
+    """
+
+    def __init__(self, answers: Mapping[str, str]) -> None:
+        self._answers = answers
+
+    def mounts(self, task: Task, subject: Subject) -> Mapping[str, tuple[TaskFile, ...]]:
+        """Those of every ``check.py``, and the answers."""
+        answers = TaskFile("answers.json", json.dumps(self._answers).encode())
+        return {**super().mounts(task, subject), "/answers": (answers,)}
+
+    def _report(self, printed: str, log: str) -> VerifierReport:
+        said = json.loads(printed)
+        if not isinstance(said, dict) or said.keys() != {"questions"}:
+            return super()._report(printed, log)
+        return VerifierReport(0.0, log=log, questions=_questions(said["questions"]))
+
+
+def _questions(said: Any) -> dict[str, list[dict[str, str]]]:
+    """Raises ValueError for anything but an object of ids and lists of messages."""
+    if not isinstance(said, dict) or not 0 < len(said) <= MOST_QUESTIONS:
+        raise ValueError(f"1 to {MOST_QUESTIONS} questions are an object of ids and messages")
+    for messages in said.values():
+        if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+            raise ValueError("a question is a list of messages with role and content")
+    return {str(name): messages for name, messages in said.items()}
+
+
+def _is_message(said: Any) -> bool:
+    return (
+        isinstance(said, dict)
+        and said.keys() == {"role", "content"}
+        and said["role"] in ("system", "user", "assistant")
+        and isinstance(said["content"], str)
+    )
 
 
 async def _exec(sandbox: Sandbox, argv: list[str], timeout: float, stdin: bytes = b"") -> ExecResult:
