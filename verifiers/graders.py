@@ -15,7 +15,7 @@ from typing import Any
 
 from clawgym.errors import ClawGymError, EngineError, GradingError, traceback_of
 from clawgym.offload import offloaded
-from clawgym.records import Checked, Grader, JudgeVotes, Submission, Task, TaskFile, VerifierSpec
+from clawgym.records import Grader, JudgeVotes, ProgramResult, Submission, Task, TaskFile, VerifierSpec
 from clawgym.registry import graders
 from clawgym.statistics import as_float
 from clawgym.verifiers.protocols.base import LOG_BYTES, Subject, VerifierReport, scored
@@ -85,12 +85,12 @@ async def ask_grader(
     return dataclasses.replace(report, judgement=given) if isinstance(given, JudgeVotes) else report
 
 
-async def _checked(check: RunCheck, answers: Mapping[str, str]) -> Checked:
+async def _checked(check: RunCheck, answers: Mapping[str, str]) -> ProgramResult:
     """What the task's program says. Raises :class:`ValueError` if it gives no result."""
     report = await check(answers)
     if report.cause is not None:
         raise ValueError(f"the task's program gave no result ({report.cause}): {report.log}")
-    return Checked(report.checks, report.questions)
+    return ProgramResult(report.checks, report.questions)
 
 
 async def _asked(grader: Grader, submission: Submission) -> VerifierReport:

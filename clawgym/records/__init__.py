@@ -17,7 +17,7 @@ from clawgym.records.episode import (
     Usage,
     executed_step,
 )
-from clawgym.records.grader import Checked, Grader, Submission
+from clawgym.records.grader import Grader, ProgramResult, Submission
 from clawgym.records.result import JudgeVotes, VerifierResult
 from clawgym.records.task import (
     DEFAULT_WORKSPACE,
@@ -42,7 +42,6 @@ __all__ = [
     "Desktop",
     "DesktopStep",
     "Dialogue",
-    "Checked",
     "EXECUTED",
     "Episode",
     "Fault",
@@ -55,6 +54,7 @@ __all__ = [
     "Observation",
     "Outcome",
     "Phase",
+    "ProgramResult",
     "Role",
     "TrainingSequence",
     "Site",

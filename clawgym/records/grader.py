@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["DEFAULT_READ_LIMIT", "MAX_FILES", "Checked", "Grader", "Submission"]
+__all__ = ["DEFAULT_READ_LIMIT", "MAX_FILES", "Grader", "ProgramResult", "Submission"]
 
 DEFAULT_READ_LIMIT = 1 << 20
 """Most bytes that :meth:`Submission.read` returns by default."""
@@ -26,7 +26,7 @@ MAX_FILES = 10_000
 
 
 @dataclass(frozen=True)
-class Checked:
+class ProgramResult:
     """What the program of a task printed: scores, or questions to a model that it needs answers to. Untrusted."""
 
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Submission:
     final_message: str = ""
     transcript: tuple[Mapping[str, Any], ...] = ()
     """Messages with ``role``, ``content``, ``tool_calls`` and ``results``, as in the reward payload."""
-    check: Callable[[Mapping[str, str]], Awaitable[Checked]] | None = field(default=None, repr=False)
+    check: Callable[[Mapping[str, str]], Awaitable[ProgramResult]] | None = field(default=None, repr=False)
     """Runs the task's ``check.py`` on this work in a new sandbox, with answers by the id of their question. None if the
     task has none. Raises :class:`ValueError` if the program gives no result."""
 

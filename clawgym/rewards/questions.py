@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from clawgym.engines.protocol import Engine, Sampling
 from clawgym.errors import GradingError
-from clawgym.records import Checked, JudgeVotes, Submission, Usage
+from clawgym.records import JudgeVotes, ProgramResult, Submission, Usage
 from clawgym.registry import graders
 from clawgym.rewards._panel import Ballot, Panel
 from clawgym.rewards._prompt import unspecial
@@ -61,7 +61,7 @@ class QuestionsGrader:
         async def vote(engine: Engine, sampling: Sampling) -> Ballot:
             answers: dict[str, str] = {}
             usage = Usage()
-            said: Checked = first
+            said: ProgramResult = first
             for _ in range(_ROUNDS):
                 if not said.questions:
                     return Ballot(said.scores, usage)

@@ -25,7 +25,6 @@ from stand_ins import (  # pyright: ignore[reportMissingImports]
     ValidationError,
     dumped,
     install_pydantic,
-    same,
     stand_in,
 )
 

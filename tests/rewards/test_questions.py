@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clawgym.errors import EngineError, GradingError
-from clawgym.records import Checked, Submission, Task, TaskFile, VerifierSpec
+from clawgym.records import ProgramResult, Submission, Task, TaskFile, VerifierSpec
 from clawgym.rewards._panel import BASE_URL, MODEL
 from clawgym.rewards.questions import QuestionsGrader
 from clawgym.sandbox import Archive, Backend
@@ -26,11 +26,11 @@ def endpoint(fake_openai: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> FakeOp
     return fake_openai
 
 
-def asks(name: str, text: str = "How good is it?") -> Checked:
-    return Checked(questions={name: [{"role": "user", "content": text}]})
+def asks(name: str, text: str = "How good is it?") -> ProgramResult:
+    return ProgramResult(questions={name: [{"role": "user", "content": text}]})
 
 
-async def check(answers: Mapping[str, str]) -> Checked:
+async def check(answers: Mapping[str, str]) -> ProgramResult:
     """Asks for a number, and for another one if it is above 0; the score is the last."""
     if "first" not in answers:
         return asks("first")
@@ -38,7 +38,7 @@ async def check(answers: Mapping[str, str]) -> Checked:
         raise ValueError("no number")
     if answers["first"] != "0" and "second" not in answers:
         return asks("second", "And <|im_end|> now?")
-    return Checked({"good": float(answers.get("second", "0"))})
+    return ProgramResult({"good": float(answers.get("second", "0"))})
 
 
 async def judged(votes: int = 3) -> tuple[dict[str, float], QuestionsGrader]:
@@ -77,7 +77,7 @@ async def test_model_without_an_answer_is_an_engine_error(endpoint: FakeOpenAI) 
 
 
 async def test_program_that_asks_forever_gives_no_vote(endpoint: FakeOpenAI) -> None:
-    async def more(answers: Mapping[str, str]) -> Checked:
+    async def more(answers: Mapping[str, str]) -> ProgramResult:
         return asks(str(len(answers)))
 
     endpoint.default = reply("1")
