@@ -124,7 +124,8 @@ def to_dataproto(pool: Pool, *, channel: str | None = None, pad_id: int = 0) -> 
     Tensors, for N sequences: ``prompts`` (N, P), padded on the left; ``responses``, ``response_mask``,
     ``rollout_log_probs`` and ``token_level_scores`` (N, R), padded on the right; ``input_ids``, ``attention_mask`` and
     ``position_ids`` (N, P + R). A response begins at the first sampled token. The score of an episode is at its last
-    token. ``uid`` names the group. Episodes with an infrastructure error, or that are not trainable, are left out.
+    token. ``uid`` names the group. Episodes with an infrastructure error, without a reward, or that are not trainable,
+    are left out.
 
     Raises :class:`TraceError` if there is no sequence.
     """
@@ -135,6 +136,7 @@ def to_dataproto(pool: Pool, *, channel: str | None = None, pad_id: int = 0) -> 
         (episode, sequence)
         for episode in pool.episodes(channel=channel)
         if episode.state == "closed" and episode.outcome != "infra" and episode.trainable is not False
+        if episode.reward is not None
         for sequence in sequences_of(pool.turns(episode.id))
     ]
     if not found:
@@ -152,7 +154,8 @@ def to_dataproto(pool: Pool, *, channel: str | None = None, pad_id: int = 0) -> 
         seen[row, where] = 1
         mask[row, where] = torch.tensor(sequence.mask)
         logprobs[row, mask[row].bool()] = torch.tensor(sequence.logprobs, dtype=torch.float32)
-        scores[row, where.stop - 1] = episode.reward or 0.0
+        assert episode.reward is not None, "others were left out"
+        scores[row, where.stop - 1] = episode.reward
     named = {
         name: [getattr(sequence, name) for _, sequence in found] for name in ("turns", "policy_versions", "turn_of")
     }

@@ -23,6 +23,7 @@ from clawgym.interop._backend import loop_backend
 from clawgym.records import Episode, Outcome, Task, TaskFile
 from clawgym.rollout import Ended, EpisodeRequest, run_episode
 from clawgym.rollout.request import RewardName
+from clawgym.visible import cut
 
 try:
     from gepa.core.adapter import EvaluationBatch  # pyright: ignore[reportMissingImports]
@@ -143,6 +144,4 @@ def _record(episode: Episode, score: float) -> dict[str, Any]:
 
 
 def _cut(text: str) -> str:
-    """At most 2,000 characters: the start and the end."""
-    half = _SHOWN // 2
-    return text if len(text) <= _SHOWN else f"{text[:half]} [...] {text[-half:]}"
+    return cut(text, _SHOWN)[0]

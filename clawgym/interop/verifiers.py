@@ -337,7 +337,13 @@ class VerifiersTasks:
             raise TaskError(f"verifiers:{target} has endlessly many tasks: make a taskset of those that you want")
 
     def load(self, split: str = "heldout", seeds: Sequence[int] | None = None) -> TaskSet:
-        return TaskSet(f"verifiers:{self.target}", tuple(map(self._one, self._taskset)), self.version)
+        try:
+            tasks = tuple(map(self._one, self._taskset))
+        except OSError as error:
+            raise TaskError(
+                f"verifiers:{self.target}: its data cannot be read ({error}): fetch its data set first"
+            ) from error
+        return TaskSet(f"verifiers:{self.target}", tasks, self.version)
 
     def _one(self, task: Any) -> Task:
         data = task.data

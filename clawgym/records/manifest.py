@@ -23,8 +23,10 @@ from clawgym.errors import RunFolderError
 from clawgym.records import TaskSet
 from clawgym.records.atif import json_safe
 
-__all__ = ["RunManifest", "differences", "library_version", "make_manifest", "now"]
+__all__ = ["MOST_EPISODES", "RunManifest", "differences", "library_version", "make_manifest", "now"]
 
+MOST_EPISODES = 5_000_000
+"""Tasks of a stored run, times samples."""
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\"]+/)+")
 """The folders of an absolute path."""
 
@@ -114,12 +116,20 @@ class RunManifest:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
         """Read a stored manifest; fields of newer versions are ignored. Raises :class:`RunFolderError` if ``raw`` is
-        not a run manifest."""
+        not a run manifest, or plans more episodes than :data:`MOST_EPISODES`."""
         if not isinstance(raw, Mapping) or "kind" not in raw:
             raise RunFolderError("this receipt.json is not a ClawGym run manifest: give a run folder")
         names = {f.name for f in dataclasses.fields(cls)}
         fields: dict[str, Any] = {key: value for key, value in raw.items() if key in names}
         fields["resumed"] = tuple(fields.get("resumed", ()))
+        samples, tasks = fields.get("samples", 1), fields.get("tasks", {})
+        if not isinstance(tasks, Mapping):
+            raise RunFolderError("receipt.json: field tasks: is no object: restore the file")
+        if type(samples) is not int or not 0 < samples * max(1, len(tasks)) <= MOST_EPISODES:
+            raise RunFolderError(
+                f"receipt.json: field samples: {samples!r:.40} of {len(tasks)} tasks are not 1 to {MOST_EPISODES:,} "
+                "episodes: restore the file"
+            )
         return cls(**fields)
 
 

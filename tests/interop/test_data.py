@@ -17,7 +17,7 @@ import pytest
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.errors import TaskError, TraceError
 from clawgym.interop.data import from_dataproto, restore, task_set, to_dataproto
-from clawgym.pool import Pool, sequences_of
+from clawgym.pool import EpisodeEnd, Pool, sequences_of
 from clawgym.pool.exchange import export, import_
 
 from ..pool.histories import chain, store
@@ -149,6 +149,8 @@ def test_sequences_return_from_dataproto(pool: Pool, tmp_path: Path, record_prop
     verl = pytest.importorskip("verl")
     filled(pool)
     store(pool, chain(3, 5), task_id="t3")
+    ungraded = store(pool, chain(4, 5), outcome=None)
+    pool.close_episode(ungraded, EpisodeEnd(outcome="solved"))
     batch = to_dataproto(pool, pad_id=7)
     batch.save_to_disk(tmp_path / "batch.pkl")
     batch = verl.DataProto.concat(verl.DataProto.load_from_disk(tmp_path / "batch.pkl").chunk(len(batch)))
@@ -156,6 +158,7 @@ def test_sequences_return_from_dataproto(pool: Pool, tmp_path: Path, record_prop
         (episode.id, sequence)
         for episode in pool.episodes()
         if episode.state == "closed" and episode.outcome != "infra" and episode.trainable is not False
+        if episode.reward is not None
         for sequence in sequences_of(pool.turns(episode.id))
     ]
     found = from_dataproto(batch)
@@ -165,7 +168,8 @@ def test_sequences_return_from_dataproto(pool: Pool, tmp_path: Path, record_prop
         assert other.logprobs == pytest.approx(one.logprobs, rel=1e-6)
         for name in ("turns", "ids", "mask", "policy_versions", "turn_of", "images"):
             assert getattr(one, name) == getattr(other, name), name
-    rewards = [pool.episode(id).reward or 0.0 for id, _ in expected]
+    assert ungraded not in {id for id, _ in found}
+    rewards = [pool.episode(id).reward for id, _ in expected]
     assert batch.batch["token_level_scores"].sum(-1).tolist() == pytest.approx(rewards)
     record_property("held", f"{len(found)} training sequences return from a `DataProto` on disk, in chunks")
 

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -150,6 +151,15 @@ def test_other_endpoint_is_refused_with_advice(tmp_path: Path, stored: str | Non
         RunFolder.open(tmp_path / "run", made("http://127.0.0.1:2/v1"))
     assert stored is None or f"give --base-url {stored}" in str(caught.value)
     RunFolder.open(tmp_path / "run", made(stored)).close()
+
+
+@pytest.mark.parametrize("change", [{"samples": 10**12}, {"samples": 0}, {"samples": "4"}, {"tasks": 3}])
+def test_stored_plan_is_bounded(tmp_path: Path, change: dict[str, Any]):
+    RunFolder.open(tmp_path / "run", manifest()).close()
+    file = tmp_path / "run/receipt.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(RunFolderError, match=rf"field {next(iter(change))}: .*restore the file"):
+        RunFolder.read(tmp_path / "run")
 
 
 def test_samples_can_be_raised(tmp_path: Path):
