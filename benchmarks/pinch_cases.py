@@ -1,7 +1,12 @@
-"""Workspaces and transcripts for tasks of PinchBench: untouched, and with texts that a grading function looks for."""
+"""Workspaces and transcripts for tasks of PinchBench: untouched, and with texts that a grading function looks for.
+
+The model that judges is a script: :func:`answer`.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import re
 from collections.abc import Iterator
@@ -18,7 +23,9 @@ _WORD = re.compile(r"[\"']([^\"'\n]{1,60})[\"']")
 def cases(task: Task) -> Iterator[dict[str, Any]]:
     """Objects with ``file`` (of the task), ``files`` (path -> text) and ``transcript``, the same for every run."""
     rng = random.Random(task.id)
-    code = next(file for file in task.verifier.files if file.path == "grade.txt").read().decode()
+    texts = {file.path: file.read().decode() for file in task.verifier.files}
+    judged = json.loads(texts["task.json"]) if "task.json" in texts else {}
+    code = texts.get("grade.txt") or judged["automated_checks"] or f"'{task.instruction}' 'notes.md' 'yes' 'done'"
     names = [name for name in dict.fromkeys(_FILE.findall(code)) if not name.startswith(("/", "."))]
     words = [re.sub(r"\\[a-zA-Z]", " ", word) for word in dict.fromkeys(_WORD.findall(code))]
     start = {file.path: file.read().decode("utf-8", "replace") for file in task.inputs}
@@ -47,3 +54,12 @@ def _step(name: str, words: list[str], share: float, rng: random.Random) -> dict
     result = {"id": call["id"], "content": _text(words, share, rng)}
     text = rng.choice(["", "I read the file first."])
     return {"role": "assistant", "content": text, "tool_calls": [call], "results": [result]}
+
+
+def answer(prompt: str) -> str:
+    """Scores by the text of the question, in one of the forms that models give."""
+    number = hashlib.sha256(prompt.encode()).digest()[0]
+    scores = {"care": number % 11 / 10, "tone": number % 7 / 10}
+    said = json.dumps({"scores": scores, "total": number % 9 / 10, "notes": "as scripted"})
+    nested = json.dumps({"criteria_scores": {name: {"score": score} for name, score in scores.items()}})
+    return (said, f"Well.\n```json\n{said}\n```", nested, f"I think so.\nTotal score: 0.{number % 10}")[number % 4]

@@ -1,8 +1,9 @@
-"""Grades workspaces and transcripts with PinchBench's own function for automated grading.
+"""Grades workspaces and transcripts with PinchBench's own functions.
 
     python pinch_reference.py CLONE < cases.jsonl > scores.jsonl
 
-A case has the ``file`` of a task, a ``folder`` with the workspace, and a ``transcript`` in ClawGym's form.
+A case has the ``file`` of a task, a ``folder`` with the workspace, a ``transcript`` in ClawGym's form, and ``judged``:
+whether a model judges too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from pinch_cases import answer
 
 CLONE = Path(sys.argv[1])
 
@@ -40,12 +43,22 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # what grading functions print
     loader = lib_tasks.TaskLoader(CLONE / "tasks")
+    lib_grading.ensure_agent_exists = lambda *_: None
+
+    def asked(*, prompt: str, **_: Any) -> dict[str, Any]:
+        return {"transcript": list(openclaw([{"role": "assistant", "content": answer(prompt)}]))}
+
+    lib_grading.run_openclaw_prompt = asked
     for line in sys.stdin:
         case = json.loads(line)
         task = loader.load_task(CLONE / "tasks" / case["file"])
         given = {"transcript": list(openclaw(case["transcript"])), "workspace": case["folder"]}
         try:
-            said: Any = lib_grading._grade_automated(task, given).score
+            if case["judged"]:
+                graded = lib_grading.grade_task(task=task, execution_result=given, skill_dir=CLONE)
+            else:
+                graded = lib_grading._grade_automated(task, given)
+            said: Any = graded.score
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         os.write(out, (json.dumps(said) + "\n").encode())

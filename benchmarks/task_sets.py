@@ -263,16 +263,34 @@ def claw_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Count
 # -- PinchBench
 
 
+def pinch_score(grader: Path, payload: Path, folder: Path) -> float | str:
+    """What the ``check.py`` in a folder says of a workspace, or its error. Its questions get the script's answers."""
+    argv = [sys.executable, "-I", str(grader / "check.py"), str(folder)]
+    answers = grader / "answers.json"
+    known: dict[str, str] = {}
+    while True:
+        answers.write_text(json.dumps(known))
+        if (grader / "asking.py").exists():
+            text = (grader / "asking.py").read_text().replace('"/answers/answers.json"', repr(str(answers)))
+            (grader / "asking.py").write_text(text)
+        env = {**os.environ, "OPENCLAW_REWARD_PAYLOAD": str(payload)}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True)
+        if done.returncode != 0:
+            return done.stderr.splitlines()[-1]
+        questions = json.loads(done.stdout).get("questions")
+        if not questions:
+            return standard_score(done.stdout)[0]
+        known |= {name: pinch_cases.answer(asked[0]["content"]) for name, asked in questions.items()}
+
+
 def pinch_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Counter[str]:
-    """The set's function for automated grading beside our score, on every case of ``tasks``."""
+    """The set's own score beside ours, on every case of ``tasks``. The model that judges is a script on both sides."""
     clone = Path(os.environ["CLAWGYM_DATA"]).expanduser() / PUBLISHED["PinchBench"].local
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as scratch:
         made: list[tuple[str, str]] = []
         ours: list[Any] = []
         for task in tasks:
-            if task.verifier.grader:
-                continue
             grader = Path(scratch) / f"grader-{task.id}"
             grader.mkdir()
             for file in task.verifier.files:
@@ -285,20 +303,16 @@ def pinch_parity(tasks: list[Task], tell: Callable[[str], None] = print) -> Coun
                 folder.mkdir(exist_ok=True)
                 payload = grader / "payload.json"
                 payload.write_text(json.dumps(case))
-                done = subprocess.run(
-                    [sys.executable, "-I", str(grader / "check.py"), str(folder)],
-                    env={**os.environ, "OPENCLAW_REWARD_PAYLOAD": str(payload)},
-                    capture_output=True,
-                    text=True,
-                )
                 # An error scores 0 here, where the set's own harness ends.
-                ours.append(standard_score(done.stdout)[0] if done.returncode == 0 else done.stderr.splitlines()[-1])
-                made.append((task.id, json.dumps({**case, "folder": str(folder)})))
+                ours.append(pinch_score(grader, payload, folder))
+                judged = bool(task.verifier.grader)
+                made.append((task.id, json.dumps({**case, "folder": str(folder), "judged": judged})))
         argv = [sys.executable, str(Path(__file__).with_name("pinch_reference.py")), str(clone)]
         lines = "\n".join(line for _, line in made)
         said = subprocess.run(argv, input=lines, capture_output=True, text=True, check=True).stdout.splitlines()
-    for (task_id, _), mine, theirs in zip(made, ours, map(json.loads, said), strict=True):
+    for (task_id, case), mine, theirs in zip(made, ours, map(json.loads, said), strict=True):
         found["agree" if mine == theirs else "differ"] += 1
+        found["judged"] += json.loads(case)["judged"]
         found["above 0"] += mine == theirs and not isinstance(mine, str) and mine > 0
         found["both fail"] += mine == theirs and isinstance(mine, str)
         if mine != theirs:

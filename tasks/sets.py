@@ -133,7 +133,7 @@ PUBLISHED: dict[str, Published] = {
         license="MIT",
     ),
     "PinchBench": Published(
-        "everyday tasks for OpenClaw, graded by code or by a rubric",
+        "everyday tasks for OpenClaw, graded by code that may ask a model",
         "pinchbench",
         format="pinchbench",
         home="https://github.com/pinchbench/skill (a clone called pinchbench)",

@@ -1,15 +1,13 @@
 """Runs the services and the graders of Claw-Eval in a sandbox, over small stand-ins for what they import.
 
-Standard library only: it is mounted as ``claw_stage.py`` beside ``stand_ins.py`` and the folder ``claw`` with files of
-the set's clone at their paths. A service is called in this process, without HTTP: its functions are found by the
-routes that it registers. A model that a grader asks is not here: a question whose answer is not known yet ends the
-grading with :class:`Asks`, and the grading is done again when it is known.
+Standard library only: it is mounted as ``claw_stage.py`` beside ``stand_ins.py``, ``asking.py`` and the folder
+``claw`` with files of the set's clone at their paths. A service is called in this process, without HTTP: its functions
+are found by the routes that it registers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib.util
 import inspect
 import json
@@ -20,6 +18,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from asking import Model  # pyright: ignore[reportMissingImports]
 from stand_ins import (  # pyright: ignore[reportMissingImports]
     BaseModel,
     ValidationError,
@@ -28,19 +27,7 @@ from stand_ins import (  # pyright: ignore[reportMissingImports]
     stand_in,
 )
 
-__all__ = ["Asks", "ServiceStage", "answers", "graded", "install"]
-
-_ATTEMPTS = 3
-"""How often a grader may ask the same: the set asks again if it cannot read an answer."""
-_ANSWERS = "/answers/answers.json"
-
-
-class Asks(BaseException):
-    """A grader asks a model. No ``Exception``, so that graders, which try again after one, do not catch it."""
-
-    def __init__(self, questions: Mapping[str, Any]) -> None:
-        super().__init__("a model is asked")
-        self.questions = questions
+__all__ = ["ServiceStage", "graded", "install"]
 
 
 class HTTPException(Exception):
@@ -96,43 +83,28 @@ def _arguments(function: Any, body: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-class _Model:
+class _Client:
     """The client of a model, as graders use it: ``client.chat.completions.create``."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
-        self._known = known
-        self._asked: dict[str, int] = {}
+        self._model = Model(known)
         self.chat = types.SimpleNamespace(completions=types.SimpleNamespace(create=self._create))
 
     def _create(self, *, messages: list[dict[str, str]], **_: Any) -> Any:
-        text = json.dumps(messages, sort_keys=True)
-        asked = self._asked[text] = self._asked.get(text, 0) + 1
-        if asked > _ATTEMPTS:
-            raise SystemExit("the grader could not read the model's answers")
-        name = hashlib.sha256(f"{asked} {text}".encode()).hexdigest()
-        if name not in self._known:
-            raise Asks({name: messages})
-        message = types.SimpleNamespace(content=self._known[name])
+        message = types.SimpleNamespace(content=self._model.answer(messages))
         return types.SimpleNamespace(choices=[types.SimpleNamespace(message=message, finish_reason="stop")])
 
 
-def answers() -> dict[str, str] | None:
-    """Id of a question -> the model's answer; None if there is no model."""
-    if not os.path.exists(_ANSWERS):
-        return None
-    with open(_ANSWERS, encoding="utf-8") as file:
-        return json.load(file)
-
-
 def install(known: Mapping[str, str] | None = None) -> None:
-    """Put the stand-ins where services and graders import from. ``known``: :func:`answers`."""
+    """Put the stand-ins where services and graders import from. ``known``: the model's answers, as
+    :func:`asking.answers` gives them; None if no model is asked."""
     install_pydantic()
     stand_in("fastapi", FastAPI=FastAPI, HTTPException=HTTPException, Request=object)
     stand_in("fastapi.responses", JSONResponse=dict)
     for name in ("starlette", "starlette.middleware", "uvicorn", "yaml", "httpx"):
         stand_in(name)
     stand_in("starlette.middleware.base", BaseHTTPMiddleware=object)
-    stand_in("openai", OpenAI=None if known is None else lambda **_: _Model(known))
+    stand_in("openai", OpenAI=None if known is None else lambda **_: _Client(known))
 
 
 class ServiceStage:

@@ -50,6 +50,7 @@ import tempfile
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, FOLDER)
+import asking
 import claw_stage
 
 
@@ -125,12 +126,12 @@ else:
     calls = [{"name": block["name"], "arguments": block["input"]} for block in made]
 with contextlib.redirect_stdout(sys.stderr):
     seen = snapshot(task, sys.argv[1])
-    claw_stage.install(claw_stage.answers())
+    claw_stage.install(asking.answers())
     try:
         score, passes, scores = claw_stage.graded(os.path.join(FOLDER, "claw"), task, messages, calls, seen)
         said = {"passes": float(passes)}
         print(score, scores)
-    except claw_stage.Asks as asks:
+    except asking.Asks as asks:
         said = {"questions": asks.questions}
 print(json.dumps(said))
 '''
@@ -331,7 +332,7 @@ def _library(path: Path) -> tuple[TaskFile, ...]:
 
 def _stage(data: Mapping[str, Any], services: Mapping[str, TaskFile]) -> list[TaskFile]:
     here = Path(__file__)
-    parts = [TaskFile(f"{name}.py", here.with_name(f"_{name}.py")) for name in ("claw_stage", "stand_ins")]
+    parts = [TaskFile(f"{name}.py", here.with_name(f"_{name}.py")) for name in ("asking", "claw_stage", "stand_ins")]
     return [*parts, TaskFile("task.json", json.dumps(data, ensure_ascii=False).encode()), *services.values()]
 
 

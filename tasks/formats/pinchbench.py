@@ -1,12 +1,14 @@
 """Reader of PinchBench: Markdown files with a front matter, a prompt, a rubric and a Python function that grades.
 
 The path is a clone of the set, with ``tasks/task_*.md`` and ``assets/``. The function is run as it is, in the grading
-sandbox, on the transcript in OpenClaw's form and the workspace. A task that a model judges gets the grader ``rubric``.
-A task that both grade becomes two: the one that code grades, and with the ending ``.judged`` the other.
+sandbox, on the transcript in OpenClaw's form and the workspace. Where a model judges, the set's own
+``scripts/lib_grading.py`` runs there, and our grader ``questions`` gets its answers from the host. A task that both
+grade becomes two: one with what code grades, and with the ending ``.judged`` the whole.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -24,13 +26,10 @@ from clawgym.verifiers.protocols.reward_sh import standard_reward_sh
 __all__ = ["PinchBenchFormat"]
 
 _LONGEST = 4 * 2**20
-_MOST_CRITERIA, _CRITERION = 20, 2000
 _NETWORK = {"research": "network: it asks for current facts of the web", "creative": "network: it needs an image model"}
 """Category -> why its tasks cannot run."""
 
-_CHECK_PY = '''\
-"""Runs the grading function of a PinchBench task: prints its scores as one JSON object."""
-
+_EVENTS = '''\
 import contextlib
 import json
 import os
@@ -59,15 +58,61 @@ def events(transcript):
 
 with open(os.environ["OPENCLAW_REWARD_PAYLOAD"], encoding="utf-8", errors="replace") as file:
     transcript = list(events(json.load(file)["transcript"]))
+'''
+_CHECK_PY = f'''\
+"""Runs the grading function of a PinchBench task: prints its scores as one JSON object."""
+
+{_EVENTS}\
 with open(os.path.join(FOLDER, "grade.txt"), encoding="utf-8") as file:
     code = compile(file.read(), "grade.txt", "exec")
-names = {}
+names = {{}}
 with contextlib.redirect_stdout(sys.stderr):
     exec(code, names)
     scores = names["grade"](transcript, sys.argv[1])
-scores = scores if isinstance(scores, dict) else {}
-kept = {str(name): float(score) for name, score in scores.items() if isinstance(score, (int, float))}
-print(json.dumps(kept or {"no scores": 0.0}))
+scores = scores if isinstance(scores, dict) else {{}}
+kept = {{str(name): float(score) for name, score in scores.items() if isinstance(score, (int, float))}}
+print(json.dumps(kept or {{"no scores": 0.0}}))
+'''
+_JUDGED_PY = f'''\
+"""Runs the set's own grading of a PinchBench task that a model judges: prints the score, or what the model is asked."""
+
+{_EVENTS}\
+import pathlib
+import types
+
+sys.path.insert(0, FOLDER)
+import asking
+
+model = asking.Model(asking.answers() or {{}})
+
+
+def ask(*, prompt, **_):
+    answer = model.answer([{{"role": "user", "content": prompt}}])
+    said = [event("assistant", {{"type": "text", "text": answer}})]
+    if not lib_grading._parse_judge_response(said):  # the set gives 0, as if the work were bad
+        raise SystemExit("the model's answer has no score")
+    return {{"transcript": said}}
+
+
+openclaw = types.ModuleType("lib_agent")
+openclaw.ensure_agent_exists = lambda *_, **__: None
+openclaw.slugify_model = str
+openclaw.run_openclaw_prompt = ask
+tasks = types.ModuleType("lib_tasks")
+tasks.Task = object
+sys.modules.update(lib_agent=openclaw, lib_tasks=tasks)
+import lib_grading
+
+with open(os.path.join(FOLDER, "task.json"), encoding="utf-8") as file:
+    task = types.SimpleNamespace(**json.load(file))
+with contextlib.redirect_stdout(sys.stderr):
+    try:
+        work = {{"transcript": transcript, "workspace": sys.argv[1]}}
+        graded = lib_grading.grade_task(task=task, execution_result=work, skill_dir=pathlib.Path(FOLDER))
+        said = {{"score": graded.score}}
+    except asking.Asks as asks:
+        said = {{"questions": asks.questions}}
+print(json.dumps(said))
 '''
 
 
@@ -122,14 +167,15 @@ def _read(path: Path, name: str, *, judged: bool) -> Task:
             raise TaskError(f"{name}: needs a prompt, grading_type and timeout_seconds: restore the file")
         by_model = judged or kind == "llm_judge"
         task_id = check_task_id(f"{head.get('id')}{'.judged' * judged}", f"{name}: field id")
-        verifier = _judged(sections, name) if by_model else _automated(sections, name)
+        weights = {str(part): float(weight) for part, weight in (head.get("grading_weights") or {}).items()}
+        about = {"task_id": head.get("id"), "grading_type": kind, "grading_weights": weights}
+        verifier = _judged(path, about, sections) if by_model else _automated(sections, name)
         category = head.get("category", "")
         unsupported = "ours: it has several sessions" if head.get("multi_session") else _NETWORK.get(category)
-        weights = {str(part): float(weight) for part, weight in (head.get("grading_weights") or {}).items()}
         return Task(
             id=task_id,
             instruction=prompt,
-            verifier=replace(verifier, mutable_inputs=("*",)) if not by_model else verifier,
+            verifier=replace(verifier, mutable_inputs=("*",)),
             inputs=check_files(_inputs(path, head, name), name),
             metadata={"category": category, "grading_type": kind, **({"grading_weights": weights} if weights else {})},
             limits=Limits(agent_seconds=float(seconds)),
@@ -150,17 +196,26 @@ def _automated(sections: Mapping[str, str], name: str) -> VerifierSpec:
     return VerifierSpec("reward_sh", files)
 
 
-def _judged(sections: Mapping[str, str], name: str) -> VerifierSpec:
-    """A rubric: the criteria under 'LLM Judge Rubric', or the list under 'Grading Criteria'."""
-    _title, *pieces = re.split(r"^###[ \t]+(.+)$", f"\n{sections.get('LLM Judge Rubric', '')}", flags=re.MULTILINE)
-    rubric = {pieces[n].strip(): pieces[n + 1].strip()[:_CRITERION] for n in range(0, len(pieces), 2)}
-    rubric = {key: text for key, text in rubric.items() if key.startswith("Criterion") and text}
-    if not rubric:
-        listed = re.findall(r"^-\s+\[[ x]\]\s+(.+)$", sections.get("Grading Criteria", ""), re.MULTILINE)
-        rubric = {f"criterion {n}": text[:_CRITERION] for n, text in enumerate(listed, start=1)}
-    if not 0 < len(rubric) <= _MOST_CRITERIA:
-        raise TaskError(f"{name}: has {len(rubric)} criteria, not 1 to {_MOST_CRITERIA}: restore the file")
-    return VerifierSpec("grader", grader="rubric", grader_options={"rubric": rubric})
+def _judged(path: Path, about: Mapping[str, Any], sections: Mapping[str, str]) -> VerifierSpec:
+    """The set's own grading, with the fields of a task that it reads: ``about`` and those of the sections."""
+    criteria = sections.get("Grading Criteria", "").split("\n")
+    listed = (re.match(r"-\s+\[[ x]\]\s+(.+)$", line.strip()) for line in criteria)
+    task = {
+        **about,
+        "prompt": sections.get("Prompt", ""),
+        "expected_behavior": sections.get("Expected Behavior", ""),
+        "grading_criteria": [found[1] for found in listed if found],
+        "llm_judge_rubric": sections.get("LLM Judge Rubric"),
+        "automated_checks": sections.get("Automated Checks"),
+    }
+    files = (
+        TaskFile("reward.sh", standard_reward_sh(), executable=True),
+        TaskFile("check.py", _JUDGED_PY.encode()),
+        TaskFile("task.json", json.dumps(task, ensure_ascii=False).encode()),
+        TaskFile("asking.py", Path(__file__).with_name("_asking.py")),
+        TaskFile("lib_grading.py", path / "scripts/lib_grading.py", within=path),
+    )
+    return VerifierSpec("grader", files, grader="questions")
 
 
 def _inputs(path: Path, head: Mapping[str, Any], name: str) -> Iterator[TaskFile]:

@@ -10,12 +10,16 @@ import pytest
 from clawgym.agents import ScriptAgent, make_agent
 from clawgym.errors import TaskError
 from clawgym.records import Outcome
+from clawgym.rewards._panel import BASE_URL, MODEL
 from clawgym.sandbox import Backend
 from clawgym.tasks import read
 from clawgym.tasks.formats import pinchbench
 
+from ..engines.fake_openai import FakeOpenAI, fake_openai, reply
 from ..rollouts import episode_of
 from .conftest import published_clone
+
+__all__ = ["fake_openai"]
 
 TASK = """---
 id: {id}
@@ -62,10 +66,35 @@ def grade(transcript: list, workspace_path: str) -> dict:
 """
 
 
+LIBRARY = """
+import json
+from types import SimpleNamespace
+from lib_agent import ensure_agent_exists, run_openclaw_prompt, slugify_model
+from lib_tasks import Task
+def _parse_judge_response(transcript):
+    text = "".join(item["text"] for event in transcript for item in event["message"]["content"])
+    return json.loads(text) if text.startswith("{") else {}
+def grade_task(*, task: Task, execution_result, skill_dir):
+    print("grading")
+    agent = ensure_agent_exists(slugify_model("judge"), "judge", skill_dir)
+    said = [c["name"] for e in execution_result["transcript"] for c in e["message"]["content"] if "name" in c]
+    prompt = "\\n".join([task.prompt, task.expected_behavior, task.llm_judge_rubric, *task.grading_criteria, *said])
+    judged = run_openclaw_prompt(agent_id=agent, prompt=prompt, workspace=skill_dir, timeout_seconds=1)
+    total = _parse_judge_response(judged["transcript"]).get("total", 0.0)
+    names = {}
+    exec(task.automated_checks.split("```")[1].removeprefix("python"), names)
+    code = names["grade"](execution_result["transcript"], execution_result["workspace"])["copied"]
+    weights = task.grading_weights
+    return SimpleNamespace(score=weights["automated"] * code + weights["llm_judge"] * total)
+"""
+
+
 def written(folder: Path, kind: str = "automated", category: str = "file_ops", more: str = "") -> Path:
     (folder / "tasks").mkdir(exist_ok=True)
     (folder / "assets").mkdir(exist_ok=True)
     (folder / "assets/list.csv").write_text("a,b\n")
+    (folder / "scripts").mkdir(exist_ok=True)
+    (folder / "scripts/lib_grading.py").write_text(LIBRARY)
     (folder / "tasks/TASK_TEMPLATE.md").write_text("no task")
     text = TASK.format(id="task_00_sanity", kind=kind, category=category, more=more)
     (folder / "tasks/task_00_sanity.md").write_text(text)
@@ -85,17 +114,30 @@ async def test_function_of_the_task_grades_transcript_and_workspace(tmp_path: Pa
     assert nothing.result.official == pytest.approx(1 / 3)
 
 
-def test_what_code_and_a_model_grade_becomes_two_tasks(tmp_path: Path):
+async def test_what_code_and_a_model_grade_becomes_two_tasks(
+    tmp_path: Path, backend: Backend, fake_openai: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(MODEL, "judge-1")
+    monkeypatch.setenv(BASE_URL, fake_openai.base_url)
     more = "grading_weights:\n  automated: 0.4\n  llm_judge: 0.6\n"
     code, judged = read(written(tmp_path, "hybrid", more=more)).tasks
     assert (code.id, judged.id) == ("task_00_sanity", "task_00_sanity.judged")
     assert code.verifier.protocol == "reward_sh"
-    rubric = judged.verifier.grader_options["rubric"]
-    assert (judged.verifier.grader, rubric) == (
-        "rubric",
-        {"Criterion 1: Care (Weight: 30%)": "**Score 1.0**: With care."},
-    )
     assert code.metadata["grading_weights"] == {"automated": 0.4, "llm_judge": 0.6}
+    copies = ScriptAgent(b"cp in/note.txt out.txt")
+    for answer, score in (('{"total": 0.5}', 0.7), ('{"total": 1}', 1.0)):
+        fake_openai.default = reply(answer)
+        ended = await episode_of(judged, copies, backend)
+        assert ended.result is not None
+        assert ended.result.official == pytest.approx(score), "by the weights of the task"
+        assert ended.result.judged_by == "questions (judge-1)"
+    (asked,) = {request["messages"][0]["content"] for request in fake_openai.requests}
+    assert "With care." in asked
+    assert "The copy is there" in asked
+    assert "bash" in asked, "the transcript in OpenClaw's form"
+    fake_openai.default = reply("It is fine.")
+    blind = await episode_of(judged, copies, backend)
+    assert (blind.outcome, blind.cause) == (Outcome.INFRA, "control-output"), "no vote is not a score of 0"
 
 
 def test_reasons(tmp_path: Path):
