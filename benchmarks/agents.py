@@ -1,13 +1,13 @@
 """Agent programs by name, with a scripted model: solved tasks, exact tokens, prompts, costs, and lies of the model.
 
-    python benchmarks/agents.py [AGENT ...] [--tasks 5] [--lies | --board | --sets NAME,...]
+    python benchmarks/agents.py [AGENT ...] [--tasks 5] [--lies | --board MODEL,... | --sets NAME,...]
 
 Without names, all that are installed (`clawgym agents install NAME`). The model is a token engine that looks around,
 runs the task's reference solution with the agent's own tool, and says that it is done; so what is measured is the agent
 and the gateway. ``--lies`` shows what an agent does with a model that sends bad JSON, calls unknown tools, says
-nothing, or never stops. ``--board`` compares agents by the score of one model: the script; a careless script, of which
-a fifth of the replies are lies, the same for all agents, and the right one follows if the agent asks again; and
-smollm2-135m, which samples its replies. ``--sets`` runs the first tasks of other task sets that are supported here,
+nothing, or never stops. ``--board`` compares agents by the score of a model: ``scripted``; ``careless``, a script of
+which a fifth of the replies are lies, the same for all agents, and the right one follows if the agent asks again; and
+``smollm2-135m``, which samples its replies. ``--sets`` runs the first tasks of other task sets that are supported here,
 with their reference solution where they have one, and counts the graded episodes.
 
 Tokens of the system prompt are those of smollm2-135m's tokenizer. Memory is the highest PSS of the program's own
@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ FAULTS = ("bad JSON", "unknown tool", "empty")
 LIES = (*FAULTS, "never stops")
 CARELESS = 0.2
 """Share of the replies of the careless script that are faults."""
-BOARD = ("scripted", "careless", "smollm2-135m")
+SMALL_MODEL = "smollm2-135m"
+BOARD = ("scripted", "careless", SMALL_MODEL)
 NOT_GRADED = (Outcome.INFRA, Outcome.UNSUPPORTED)
 SMALL = {"max_steps": 4, "agent_seconds": 600.0}
 """Limits of the tasks with smollm2-135m."""
@@ -351,21 +353,26 @@ async def score(name: str, model: TokenEngine, tasks: list[Task], backend: Backe
     return f"{100 * solved / len(tasks):.0f} ({100 * low:.0f} to {100 * high:.0f}){causes}"
 
 
-async def board(names: list[str], tasks: list[Task], folder: Path, backend: Backend) -> None:
-    """Print the scores of all agents with all models."""
-    print("| agent | " + " | ".join(BOARD) + " |\n|---|" + "---|" * len(BOARD))
-    small = Brief(TransformersEngine(packaged_folder(BOARD[-1]), threads=1, kernels="int8"))
+async def board(names: list[str], models: list[str], tasks: list[Task], folder: Path, backend: Backend) -> None:
+    """Print the scores of agents with models."""
+    print("| agent | " + " | ".join(models) + " |\n|---|" + "---|" * len(models), flush=True)
     short = [replace(task, limits=replace(task.limits, **SMALL)) for task in tasks]
-    try:
+    async with AsyncExitStack() as stack:
+        small: TokenEngine | None = None
+        if SMALL_MODEL in models:
+            engine = TransformersEngine(packaged_folder(SMALL_MODEL), threads=1, kernels="int8")
+            stack.push_async_callback(engine.aclose)
+            small = Brief(engine)
         for name in names:
             cells = []
-            for careless in (0.0, CARELESS):
-                model = ScriptedModel(folder, Script(name, tasks, careless=careless))
-                cells.append(await score(name, model, tasks, backend))
-            cells.append(await score(name, small, short, backend))
+            for what in models:
+                if what == SMALL_MODEL:
+                    assert small is not None
+                    cells.append(await score(name, small, short, backend))
+                else:
+                    script = Script(name, tasks, careless=CARELESS if what == "careless" else 0.0)
+                    cells.append(await score(name, ScriptedModel(folder, script), tasks, backend))
             print(f"| `{name}` | " + " | ".join(cells) + " |", flush=True)
-    finally:
-        await small.aclose()
 
 
 async def played(name: str, tasks: list[Task], folder: Path, backend: Backend) -> str:
@@ -422,7 +429,7 @@ async def main() -> None:
     parser.add_argument("agents", nargs="*", metavar="AGENT", help="names of clawgym list agents")
     parser.add_argument("--tasks", type=int, default=5, help="tasks of each pack")
     parser.add_argument("--sets", metavar="NAME,...", help="show which agents run these task sets")
-    parser.add_argument("--board", action="store_true", help="show the scores of agents and models")
+    parser.add_argument("--board", help=f"show the scores of agents with these models, of {','.join(BOARD)}")
     parser.add_argument("--lies", action="store_true", help="show what agents do when the model lies")
     given = parser.parse_args()
     names = available(given.agents)
@@ -434,7 +441,10 @@ async def main() -> None:
         if given.sets:
             await matrix(names, given.sets.split(","), given.tasks, folder, backend)
         elif given.board:
-            await board(names, [task for of in tasks.values() for task in of], folder, backend)
+            models = given.board.split(",")
+            if unknown := [what for what in models if what not in BOARD]:
+                parser.error(f"--board {unknown[0]}: give models of {','.join(BOARD)}")
+            await board(names, models, [task for of in tasks.values() for task in of], folder, backend)
         elif given.lies:
             print("| agent | " + " | ".join(LIES) + " |\n|---|" + "---|" * len(LIES))
             for name in names:
