@@ -5,7 +5,8 @@ network here. It prints its questions and ends; the model is asked from the host
 answers, until it has scores.
 
 Invariants: as those of :mod:`clawgym.rewards._panel`. The questions are the program's own, word for word but for tokens
-that a chat template takes for the end of a message: what the agent wrote is fenced only as far as the set does that.
+that a chat template takes for the end of a message, and the middle of very long ones: what the agent wrote is fenced
+only as far as the set does that. Their number is bounded.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from clawgym.errors import GradingError
 from clawgym.records import JudgeVotes, ProgramResult, Submission, Usage
 from clawgym.registry import graders
 from clawgym.rewards._panel import Ballot, Panel
-from clawgym.rewards._prompt import unspecial
+from clawgym.rewards._prompt import cut, unspecial
 
 __all__ = ["QuestionsGrader"]
 
-_ROUNDS = 50
-"""Runs of the program for one vote."""
+_QUESTIONS = 50
+"""Most questions of one vote: a task may be hostile, and the user pays for the answers."""
+_LONGEST = 100_000
+"""Most characters of a message."""
 
 
 @graders.register("questions")
@@ -62,14 +65,17 @@ class QuestionsGrader:
             answers: dict[str, str] = {}
             usage = Usage()
             said: ProgramResult = first
-            for _ in range(_ROUNDS):
+            while len(answers) + len(said.questions) <= _QUESTIONS:
                 if not said.questions:
                     return Ballot(said.scores, usage)
                 given = await asyncio.gather(
                     *(engine.complete(_messages(asked), sampling=sampling) for asked in said.questions.values())
                 )
                 usage = sum((answer.usage for answer in given), usage)
+                before = len(answers)
                 answers |= {name: answer.text for name, answer in zip(said.questions, given, strict=True)}
+                if len(answers) == before:  # it asks what was answered
+                    break
                 try:
                     said = await check(answers)
                 except ValueError:  # it could not make anything of the answers
@@ -85,4 +91,4 @@ class QuestionsGrader:
 
 
 def _messages(asked: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    return [{"role": message["role"], "content": unspecial(message["content"])} for message in asked]
+    return [{"role": message["role"], "content": unspecial(cut(message["content"], _LONGEST))} for message in asked]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -76,13 +76,28 @@ async def test_model_without_an_answer_is_an_engine_error(endpoint: FakeOpenAI) 
         await judged()
 
 
-async def test_program_that_asks_forever_gives_no_vote(endpoint: FakeOpenAI) -> None:
+@pytest.mark.parametrize(("step", "most"), [(lambda known: [str(known)], 50), (lambda known: ["q"], 2)])
+async def test_program_that_asks_forever_gives_no_vote(
+    endpoint: FakeOpenAI, step: Callable[[int], list[str]], most: int
+) -> None:
     async def more(answers: Mapping[str, str]) -> ProgramResult:
-        return asks(str(len(answers)))
+        return asks(*step(len(answers)), text="x" * 200_000)
 
     endpoint.default = reply("1")
     with pytest.raises(ValueError, match="0 of 1 answers"):
         await QuestionsGrader(votes=1).grade(Submission("Write.", empty_archive().tar, check=more))
+    assert len(endpoint.requests) == most
+    assert len(endpoint.requests[0]["messages"][0]["content"]) < 101_000
+
+
+async def test_questions_at_once_are_bounded(endpoint: FakeOpenAI) -> None:
+    async def many(answers: Mapping[str, str]) -> ProgramResult:
+        asked = [{"role": "user", "content": "x"}]
+        return ProgramResult(questions={str(n): asked for n in range(51)})
+
+    with pytest.raises(ValueError, match="0 of 1 answers"):
+        await QuestionsGrader(votes=1).grade(Submission("Write.", empty_archive().tar, check=many))
+    assert not endpoint.requests
 
 
 async def test_task_without_a_program_is_refused(endpoint: FakeOpenAI) -> None:
