@@ -35,8 +35,6 @@ _EPISODES = (
 _EVALUATIONS = (
     *("step", "task_set", "split", "score", "low", "high", "episodes", "samples", "greedy", "infra", "partial"),
 )
-_MOST_PLANNED = 5_000_000
-"""Most planned episodes of a run that is summarized."""
 _MOST_TEXT = 2**30
 """Most characters of a table of steps."""
 
@@ -76,8 +74,6 @@ class RunView(Tabular):
         if self._trained:
             raise RunFolderError(f"{self.path} is a training: its scores are in to_pandas('evaluations')")
         with self._reading():
-            if len(self.manifest.tasks) * self.manifest.samples > _MOST_PLANNED:
-                raise RunFolderError(f"{self.path}: plans more than {_MOST_PLANNED:,} episodes: correct its manifest")
             return summarize(self._folder)
 
     def compare(self, other: RunView | str | Path) -> Comparison:

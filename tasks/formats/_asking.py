@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Asks", "Model", "answers"]
+__all__ = ["Asks", "KnownAnswers", "answers"]
 
 _ATTEMPTS = 3
 """How often a grader may ask the same: sets ask again if they cannot read an answer."""
@@ -27,8 +27,8 @@ class Asks(BaseException):
         self.questions = questions
 
 
-class Model:
-    """Gives the answers that are known."""
+class KnownAnswers:
+    """The model, as far as its answers are known."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
         self._known = known

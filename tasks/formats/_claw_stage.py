@@ -18,7 +18,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from asking import Model  # pyright: ignore[reportMissingImports]
+from asking import KnownAnswers  # pyright: ignore[reportMissingImports]
 from stand_ins import (  # pyright: ignore[reportMissingImports]
     BaseModel,
     ValidationError,
@@ -87,11 +87,11 @@ class _Client:
     """The client of a model, as graders use it: ``client.chat.completions.create``."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
-        self._model = Model(known)
+        self._answers = KnownAnswers(known)
         self.chat = types.SimpleNamespace(completions=types.SimpleNamespace(create=self._create))
 
     def _create(self, *, messages: list[dict[str, str]], **_: Any) -> Any:
-        message = types.SimpleNamespace(content=self._model.answer(messages))
+        message = types.SimpleNamespace(content=self._answers.answer(messages))
         return types.SimpleNamespace(choices=[types.SimpleNamespace(message=message, finish_reason="stop")])
 
 

@@ -83,7 +83,7 @@ import types
 sys.path.insert(0, FOLDER)
 import asking
 
-model = asking.Model(asking.answers() or {{}})
+model = asking.KnownAnswers(asking.answers() or {{}})
 
 
 def ask(*, prompt, **_):

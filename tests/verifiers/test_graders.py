@@ -122,7 +122,6 @@ def test_invalid_specifications_raise() -> None:
     for wrong in (
         {"protocol": "grader"},
         {"protocol": "reward_sh", "grader": "rubric"},
-        {"protocol": "grader", "grader": "rubric", "files": (TaskFile("check.py", b""),)},
         {"protocol": "grader", "grader": "rubric", "mode": GradingMode.LIVE},
     ):
         with pytest.raises(TaskError, match="grader"):
