@@ -267,13 +267,13 @@ def pinch_score(grader: Path, payload: Path, folder: Path) -> float | str:
     """What the ``check.py`` in a folder says of a workspace, or its error. Its questions get the script's answers."""
     argv = [sys.executable, "-I", str(grader / "check.py"), str(folder)]
     answers = grader / "answers.json"
+    env = {**os.environ, "OPENCLAW_REWARD_PAYLOAD": str(payload)}
+    if (grader / "asking.py").exists():
+        text = (grader / "asking.py").read_text().replace('"/answers/answers.json"', repr(str(answers)))
+        (grader / "asking.py").write_text(text)
     known: dict[str, str] = {}
     while True:
         answers.write_text(json.dumps(known))
-        if (grader / "asking.py").exists():
-            text = (grader / "asking.py").read_text().replace('"/answers/answers.json"', repr(str(answers)))
-            (grader / "asking.py").write_text(text)
-        env = {**os.environ, "OPENCLAW_REWARD_PAYLOAD": str(payload)}
         done = subprocess.run(argv, env=env, capture_output=True, text=True)
         if done.returncode != 0:
             return done.stderr.splitlines()[-1]

@@ -1,8 +1,7 @@
 """Graders: named judges that read the frozen workspace on the host.
 
 Invariants: no code of a task is executed here, only the grader that the user installed; the task's files run in a
-sandbox. An answer that is not a mapping of
-names to finite numbers scores 0.
+sandbox. An answer that is not a mapping of names to finite numbers scores 0.
 """
 
 from __future__ import annotations
@@ -23,19 +22,25 @@ from clawgym.verifiers.workspace import compose
 
 __all__ = ["ask_grader", "checked", "judged_by", "make_grader"]
 
-RunCheck = Callable[[Mapping[str, str]], Awaitable[VerifierReport]]
+_RunCheck = Callable[[Mapping[str, str]], Awaitable[VerifierReport]]
 _MOST_CHECKS = 1000
 _REFUSED = (400, 413, 422)
 """HTTP statuses by which an endpoint refuses the content of a request."""
 
 
 def make_grader(spec: VerifierSpec) -> Grader:
-    """The grader of ``spec``. Raises :class:`GradingError` if it is unknown or cannot be made."""
+    """The grader of ``spec``. Raises :class:`GradingError` if it is unknown or cannot be made, and if the task has
+    files that it would not run."""
     made = graders.make(spec.grader, **spec.grader_options)
     if not isinstance(made, Grader):
         raise GradingError(
             f"grader {spec.grader!r} is {type(made).__name__}, which is not a grader: a grader has name, "
             "version, model and grade(submission) (docs/concepts/grading.md)"
+        )
+    if spec.files and not getattr(made, "runs_check", False):
+        raise GradingError(
+            f"grader {spec.grader!r} runs no check.py: take the verifier's files out, or name one that does, such as "
+            "'questions'"
         )
     return made
 
@@ -62,7 +67,7 @@ def checked(scores: Any, grader: str) -> dict[str, float]:
 
 
 async def ask_grader(
-    task: Task, subject: Subject, originals: Sequence[TaskFile], check: RunCheck | None = None
+    task: Task, subject: Subject, originals: Sequence[TaskFile], check: _RunCheck | None = None
 ) -> VerifierReport:
     """Grade the workspace, with ``originals`` restored, with the task's grader. The score is the mean of its checks.
 
@@ -85,7 +90,7 @@ async def ask_grader(
     return dataclasses.replace(report, judgement=given) if isinstance(given, JudgeVotes) else report
 
 
-async def _checked(check: RunCheck, answers: Mapping[str, str]) -> ProgramResult:
+async def _checked(check: _RunCheck, answers: Mapping[str, str]) -> ProgramResult:
     """What the task's program says. Raises :class:`ValueError` if it gives no result."""
     report = await check(answers)
     if report.cause is not None:

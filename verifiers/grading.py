@@ -13,8 +13,8 @@ A verifier that crashes, hangs or dies scores 0, as in the formats' original har
 workspace, the task or the host is broken (:class:`GradingError`).
 
 A task may have a grader instead (``VerifierSpec.grader``). It reads the frozen workspace on the host and executes no
-code from it; files of the verifier that it has run are run as above. :mod:`clawgym.verifiers.protocols` runs the files
-of a verifier.
+code from it. If it uses the verifier's files, they run in a new sandbox as above.
+:mod:`clawgym.verifiers.protocols` runs the files of a verifier.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ def to_dataproto(pool: Pool, *, channel: str | None = None, pad_id: int = 0) -> 
     found = [
         (episode, sequence)
         for episode in pool.episodes(channel=channel)
-        if episode.state == "closed" and episode.outcome != "infra" and episode.trainable is not False
-        if episode.reward is not None
+        if episode.state == "closed" and episode.outcome != "infra"
+        if episode.reward is not None and episode.trainable is not False
         for sequence in sequences_of(pool.turns(episode.id))
     ]
     if not found:

@@ -112,7 +112,8 @@ class Grader(Protocol):
     async def grade(self, submission: Submission) -> Mapping[str, float]:
         """Return the score of each check by name, in [0, 1]. The task is solved if all are 1.
 
-        A grader that asks a model may set its attribute ``judgement`` to a :class:`~clawgym.records.JudgeVotes`.
+        A grader that asks a model may set its attribute ``judgement`` to a :class:`~clawgym.records.JudgeVotes`. One
+        that uses :attr:`Submission.check` sets ``runs_check = True``; others are refused for tasks with files.
 
         Raises :class:`~clawgym.errors.EngineError` if the model cannot be reached; this is an infrastructure error.
         Raises :class:`ValueError` if the submission cannot be judged. It then scores 0, unless the grader also raises

@@ -42,6 +42,7 @@ class QuestionsGrader:
     """
 
     name = "questions"
+    runs_check = True
 
     def __init__(self, votes: int = 3, max_tokens: int = 4096) -> None:
         self._panel = Panel(self.name, votes, max_tokens)

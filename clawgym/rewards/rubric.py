@@ -61,11 +61,8 @@ class RubricGrader:
         """The median of the votes for each criterion.
 
         Raises :class:`~clawgym.errors.EngineError` if fewer than half of the votes could be had, and
-        :class:`ValueError` if fewer than half of those that could be had can be read. Raises
-        :class:`~clawgym.errors.GradingError` for a task with a program, which would not be run.
+        :class:`ValueError` if fewer than half of those that could be had can be read.
         """
-        if submission.check is not None:
-            raise GradingError("the grader 'rubric' runs no check.py: take it out, or name the grader 'questions'")
         messages = render(submission, self._rubric, _marker(submission))
 
         async def vote(engine: Engine, sampling: Sampling) -> Ballot:

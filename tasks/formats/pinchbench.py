@@ -209,7 +209,6 @@ def _judged(path: Path, about: Mapping[str, Any], sections: Mapping[str, str]) -
         "automated_checks": sections.get("Automated Checks"),
     }
     files = (
-        TaskFile("reward.sh", standard_reward_sh(), executable=True),
         TaskFile("check.py", _JUDGED_PY.encode()),
         TaskFile("task.json", json.dumps(task, ensure_ascii=False).encode()),
         TaskFile("asking.py", Path(__file__).with_name("_asking.py")),

@@ -128,6 +128,8 @@ def test_invalid_specifications_raise() -> None:
             VerifierSpec(**wrong)
     with pytest.raises(GradingError, match=r"there is no grader 'rubrik'\. Did you mean 'rubric'"):
         judged_by(VerifierSpec("grader", grader="rubrik"))
+    with pytest.raises(GradingError, match=r"grader 'test-sum' runs no check\.py: take the verifier's files out"):
+        judged_by(VerifierSpec("grader", (TaskFile("check.py", b""),), grader="test-sum"))
     with pytest.raises(GradingError, match="does not take wrong"):
         judged_by(VerifierSpec("grader", grader="test-sum", grader_options={"wrong": 1}))
     with pytest.raises(GradingError, match="is dict, which is not a grader"):

@@ -44,7 +44,7 @@ _TAIL = (
     "print(sum(float(v) for v in data.values()) / len(data) if isinstance(data, dict) and data "
     "else float(data) if isinstance(data, (int, float)) else 0.0)'\n"
 )
-MOST_QUESTIONS = 100
+_MOST_QUESTIONS = 100
 """Questions of one run of a program."""
 _PAYLOAD_FOLDER, _PAYLOAD_NAME = "/payload", "openclaw_reward_payload.json"
 _ENV = {"OPENCLAW_REWARD_PAYLOAD": f"{_PAYLOAD_FOLDER}/{_PAYLOAD_NAME}"}
@@ -145,8 +145,8 @@ class AskingCheck(StandardCheck):
 
 def _questions(said: Any) -> dict[str, list[dict[str, str]]]:
     """Raises ValueError for anything but an object of ids and lists of messages."""
-    if not isinstance(said, dict) or not 0 < len(said) <= MOST_QUESTIONS:
-        raise ValueError(f"1 to {MOST_QUESTIONS} questions are an object of ids and messages")
+    if not isinstance(said, dict) or not 0 < len(said) <= _MOST_QUESTIONS:
+        raise ValueError(f"1 to {_MOST_QUESTIONS} questions are an object of ids and messages")
     for messages in said.values():
         if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
             raise ValueError("a question is a list of messages with role and content")
