@@ -5,6 +5,8 @@
     python benchmarks/gpu.py --device cpu                        # tries the program itself, without a GPU
 
 - engine: the ``transformers`` engine in bfloat16 beside a forward pass in float32 over the ids that it sampled.
+- turns: conversations of four turns in float32, whose prompts continue each other: the largest difference, which shows
+  a single wrong token.
 - decode: tokens a second of 64 prompts and replies of mixed lengths, in float32 and bfloat16, beside the same engine
   without CUDA graphs, and without them but with cuDNN's attention (on less work); log-probs beside a plain forward pass
   of the same precision.
@@ -95,8 +97,8 @@ async def _speed(engine: Any, work: list[tuple[list[int], int]]) -> tuple[float,
     return sum(len(ids) for ids, _ in given) / (time.perf_counter() - started), given
 
 
-def prompts(vocab: int, count: int, longest: int) -> list[list[int]]:
-    rng = random.Random(0)
+def prompts(vocab: int, count: int, longest: int, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
     return [[rng.randrange(9, vocab) for _ in range(rng.randint(4, longest))] for _ in range(count)]
 
 
@@ -139,6 +141,21 @@ class Paths:
         await engine.aclose()
         return {"mean_difference": self._from_plain(torch.float32, work, found)}
 
+    async def turns(self) -> Figures:
+        engine = TransformersEngine(self._folder, device=self._device, dtype=torch.float32)
+        rng = random.Random(2)
+        talks = prompts(engine.vocab_size, 24, 64)
+        work, given = [], []
+        for turn in range(1, 5):
+            asked = [(talk, rng.randint(1, 24)) for talk in talks]
+            said = await replies(engine, asked)
+            work, given = work + asked, given + said
+            more = prompts(engine.vocab_size, len(talks), 70, seed=turn)
+            talks = [talk + ids + new for talk, (ids, _), new in zip(talks, said, more, strict=True)]
+        await engine.aclose()
+        apart = self._apart_from_plain(torch.float32, work, given)
+        return {"tokens": len(apart), "largest_difference": float(apart.max())}
+
     async def decode(self) -> Figures:
         found: Figures = {}
         for dtype in (torch.float32, torch.bfloat16):
@@ -163,6 +180,12 @@ class Paths:
 
     def _from_plain(self, dtype: torch.dtype, work: list[tuple[list[int], int]], given: list[Any]) -> float:
         """Mean difference of probabilities between an engine and a plain forward pass in ``dtype``."""
+        return float(self._apart_from_plain(dtype, work, given).mean())
+
+    def _apart_from_plain(
+        self, dtype: torch.dtype, work: list[tuple[list[int], int]], given: list[Any]
+    ) -> torch.Tensor:
+        """The difference for each sampled token."""
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(self._folder, dtype=dtype)
         model.to(self._device)
         apart = []
@@ -171,7 +194,7 @@ class Paths:
                 logits = model(torch.tensor([prompt + ids], device=self._device)).logits[0].float().log_softmax(-1)
             own = logits[len(prompt) - 1 : -1].cpu().gather(1, torch.tensor(ids)[:, None])[:, 0]
             apart.append((own.exp() - torch.tensor(logprobs).exp()).abs())
-        return float(torch.cat(apart).mean())
+        return torch.cat(apart)
 
     def _update(self, lora: bool) -> Figures:
         config = self._config(lora)

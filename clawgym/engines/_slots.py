@@ -209,16 +209,25 @@ class Prefill:
         keys[:, self._begin : self._end] = k
         values[:, self._begin : self._end] = v
         grouped = q.unflatten(0, (k.shape[0], -1))
-        wide = (*grouped.shape[:2], self._end, keys.shape[-1])
         out = scaled_dot_product_attention(
             grouped,
-            keys[:, None, : self._end].expand(wide),
-            values[:, None, : self._end].expand(wide),
+            _for_heads(keys[:, : self._end], grouped.shape[1]),
+            _for_heads(values[:, : self._end], grouped.shape[1]),
             attn_mask=self._mask,
             is_causal=self._begin == 0 and self._end > 1,
             scale=scale,
         )
         return out.flatten(0, 1).transpose(0, 1)
+
+
+def _for_heads(shared: torch.Tensor, heads: int) -> torch.Tensor:
+    """(kv_heads, T, D) -> (kv_heads, heads, T, D) for query heads that share keys or values.
+
+    On a GPU a copy: with a stride of 0 and a mask, torch (2.11 at least) computes the last of 32 n + 1 queries with
+    what is in memory behind the mask (https://github.com/pytorch/pytorch/issues/191937). Few tokens are affected.
+    """
+    wide = shared[:, None].expand(-1, heads, -1, -1)
+    return wide.contiguous() if wide.is_cuda else wide
 
 
 @dataclass

@@ -83,6 +83,20 @@ async def test_it_is_exact_while_rows_come_and_go(folder: Path, plain: Any, devi
         await engine.aclose()
 
 
+async def test_prompts_of_all_lengths_after_a_known_prefix_are_exact(folder: Path, plain: Any, device: str) -> None:
+    """On a GPU torch's attention has a special case for the last of 32 n + 1 queries."""
+    engine = TransformersEngine(folder, device=device)
+    try:
+        known = prompt_of(48)
+        await sampled(engine, known, max_tokens=1)
+        longer = [known + prompt_of(more, more) for more in range(1, 100)]
+        asked = [sampled(engine, prompt, max_tokens=2, seed=n) for n, prompt in enumerate(longer)]
+        for prompt, got in zip(longer, await asyncio.gather(*asked), strict=True):
+            assert_exact(plain, prompt, got)
+    finally:
+        await engine.aclose()
+
+
 async def test_new_weights_are_used_and_damaged_ones_leave_nothing(folder: Path, plain: Any, device: str) -> None:
     engine = TransformersEngine(folder, device=device)
     try:
