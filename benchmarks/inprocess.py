@@ -1,4 +1,5 @@
-"""A workspace in this process, for experiments with very many episodes of ``clawgym.trainers.recipes.chains``.
+"""A workspace in this process, for experiments with very many episodes of ``clawgym.trainers.recipes.chains`` and of
+``text-steps``.
 
     clawgym train rl ... --set backend=inprocess:InProcess        # with this folder on PYTHONPATH
 
@@ -36,6 +37,7 @@ from clawgym.pool import Pool
 from clawgym.records import TaskFile, Turn
 from clawgym.sandbox import backend
 from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Isolation, SandboxSpec, Snapshot
+from clawgym.tasks.packs import pack
 from clawgym.tools.shell import ShellTools, bash_call
 from clawgym.trainers.recipes import chains
 from clawgym.verifiers.grading import Subject, grade
@@ -50,6 +52,7 @@ MISSING = {  # what the tools say when they cannot open a file, and their exit c
     "tail": ("tail: cannot open '{0}' for reading: No such file or directory", 1),
     "sed": ("sed: can't read {0}: No such file or directory", 2),
     "cat": ("cat: {0}: No such file or directory", 1),
+    "grep": ("grep: {0}: No such file or directory", 2),
 }
 
 
@@ -72,6 +75,8 @@ def program(words: list[str]) -> tuple[Callable[[list[Lines]], Lines], list[str]
             return lambda files: _joined(files)[1:], names
         case ["sed", "$d", *names] if names:
             return lambda files: _joined(files)[:-1], names
+        case ["grep", "-c", word, name] if word.isalpha():
+            return lambda files: [str(sum(word in line for line in _joined(files)))], [name]
     return None
 
 
@@ -112,6 +117,8 @@ class Shell:
             targets.append(self._path(words[at + 1]))
             self._box.files[targets[-1]] = b""  # bash opens it first
             del words[at : at + 2]
+        if words[:1] == ["LC_ALL=C"]:
+            del words[0]
         if not words:
             return "", 0
         found = program(words)
@@ -121,14 +128,15 @@ class Shell:
         contents = [self._box.files.get(self._path(name)) for name in names]
         text, code = MISSING[words[0]]
         said = "".join(text.format(n) + "\n" for n, c in zip(names, contents, strict=True) if c is None)
-        if said and words[0] == "sort":
+        if said and words[0] in ("sort", "grep"):
             return said.partition("\n")[0] + "\n", code
         made = change([content.decode().splitlines() for content in contents if content is not None])
         output = "".join(line + "\n" for line in made)
+        none = words[0] == "grep" and made == ["0"]
         if targets:
             self._box.files[targets[-1]] = output.encode()
             output = ""
-        return output + said, code if said else 0
+        return output + said, code if said else int(none)
 
     def _path(self, name: str) -> str:
         return str(PurePosixPath(self._cwd, name))
@@ -220,8 +228,8 @@ class InProcess:
 def graded(box: Box, folder: str, workspace: str) -> str:
     """What the checker in ``folder`` prints about the files in ``workspace``."""
     source = box.files[f"{folder}/check.py"]
-    if not source.startswith(b'"""Grades one instance of chain-'):
-        raise SandboxError("only the checkers of clawgym.trainers.recipes.chains run here: use a sandbox")
+    if not source.startswith((b'"""Grades one instance of chain-', b'"""Grades one instance of text-steps')):
+        raise SandboxError("only the checkers of chain-N and text-steps run here: use a sandbox")
     sys.modules["clawgym_checks"] = library(box.files[f"{folder}/clawgym_checks.py"])
     with tempfile.TemporaryDirectory(dir="/dev/shm") as real:
         for name, content in box.files.items():
@@ -255,7 +263,8 @@ def compiled(source: bytes) -> types.CodeType:
 async def again(number: str, turns: Sequence[Turn], sandboxes: Backend) -> tuple[int, int, float]:
     """Play the commands of an episode again: how many observations are the same, how many there are, and the score."""
     kind, _, seed = number.rpartition("-")
-    task = chains.pack().make(kind, int(seed[1:]))
+    tasks = chains.pack() if kind.startswith("chain-") else pack("terminal-basic")
+    task = tasks.make(kind, int(seed[1:]))
     sandbox = await sandboxes.create(SandboxSpec(image=task.sandbox_image, limits=task.limits, workdir=task.workspace))
     same = count = 0
     try:
