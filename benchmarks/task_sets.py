@@ -343,7 +343,7 @@ def main() -> None:
     describe(tasks)
     chosen = list(some(tasks, options.limit))
     if options.parity:
-        for what, count in PARITY[options.name](chosen).items():
+        for what, count in PARITY[options.name.partition(":")[0]](chosen).items():
             print(f"  {what}: {count}")
     else:
         asyncio.run(baseline([task for task in chosen if not task.verifier.grader], options.jobs))

@@ -224,7 +224,7 @@ def _for_heads(shared: torch.Tensor, heads: int) -> torch.Tensor:
     """(kv_heads, T, D) -> (kv_heads, heads, T, D) for query heads that share keys or values.
 
     On a GPU a copy: with a stride of 0 and a mask, torch (2.11 at least) computes the last of 32 n + 1 queries with
-    what is in memory behind the mask (https://github.com/pytorch/pytorch/issues/191937). Few tokens are affected.
+    what is in memory behind the mask (https://github.com/pytorch/pytorch/issues/191937).
     """
     wide = shared[:, None].expand(-1, heads, -1, -1)
     return wide.contiguous() if wide.is_cuda else wide
