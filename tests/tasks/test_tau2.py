@@ -263,7 +263,7 @@ def test_stage_runs_without_packages(task: Task, tmp_path: Path):
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.skipif("CLAWGYM_WHOLE" not in os.environ, reason="CLAWGYM_WHOLE is not set: takes an hour")
+@pytest.mark.skipif("CLAWGYM_WHOLE" not in os.environ, reason="CLAWGYM_WHOLE is not set: takes 20 minutes")
 def test_evaluator_of_the_set_agrees():
     """The set's own code, with the packages it imports, on reference and changed conversations."""
     try:
@@ -271,7 +271,7 @@ def test_evaluator_of_the_set_agrees():
     except TaskSetNotFound as error:
         pytest.skip(str(error))
     program = benchmark("task_sets")
-    found = program.tau2_parity(list(program.some(tasks, 20)))
+    found = program.tau2_parity(list(program.some(tasks, None)))
     assert found["differ"] == 0
-    assert found["agree"] > 300
+    assert found["agree"] > 1800
     assert found["right, accepted"] == found["right"]
