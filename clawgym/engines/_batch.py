@@ -174,13 +174,17 @@ class RunningBatch(Generic[_S]):
         self._running = 0
         self.hooks.remove()
 
-    def forget(self) -> None:
-        """Clear the prefix cache, after a change of the weights. Only while no sequence runs."""
+    def release(self) -> None:
+        """Free the memory of keys and values, but for rows with a CUDA graph. Only while no sequence runs."""
         self.prefixes.clear()
+        self._slabs = {capacity: slab for capacity, slab in self._slabs.items() if slab.steady}
+
+    def forget(self) -> None:
+        """Clear keys and values, after a change of the weights. Only while no sequence runs."""
+        self.release()
         # Damaged weights may have written NaNs.
         if self._graphs:
             self._graphs.check_weights()
-        self._slabs = {capacity: slab for capacity, slab in self._slabs.items() if slab.steady}
         with torch.inference_mode():
             for slab in self._slabs.values():
                 slab.kv.zero_()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import math
 import os
 import random
@@ -209,6 +210,17 @@ class TransformersEngine:
         if name not in self.adapters:
             raise _refused(self._no_adapter(name))
         await asyncio.wrap_future(self._worker.change(lambda: self._worker.set_adapter(name, None)))
+
+    async def sleep(self) -> None:
+        """Free the memory of keys and values, for a trainer that needs it. Waits for running requests, and forgets
+        known prefixes. The next request takes memory again."""
+
+        def free() -> None:
+            self._batch.release()
+            if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc, which keeps what it can
+                trim(0)
+
+        await asyncio.wrap_future(self._worker.change(free, alone=True))
 
     def identity(self) -> dict[str, Any]:
         """Model, versions of weights, adapters and libraries, dtype and device."""

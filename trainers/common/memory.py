@@ -134,6 +134,7 @@ def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
     own = 4 if lora else size  # peft keeps adapters in float32
     copies = own < 4
     kept, layer = activations(shape, config, checkpointing=config.compute.checkpointing)
+    device = torch.device(config.compute.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     sizes: dict[str, float] = {
         "weights of the policy": (shape.weights - few) * size + few * _NF4 + shape.adapters * own,
         "weights of the engine": trained * size,
@@ -142,7 +143,7 @@ def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
         "weights of the initial policy": shape.weights * size if config.algorithm.kl and not lora else 0,
         "float32 copies of the weights": trained * 4 * copies,
         "moments of AdamW": trained * 8,
-        "keys and values of rollouts": _kept_tokens(shape, size, config.compute.device) * _token_bytes(shape, size),
+        "keys and values of rollouts": _kept_tokens(shape, size, device) * _token_bytes(shape, size),
         "gradients": trained * own,
         "float32 gradients": trained * 4 * copies,
         "activations that are kept": kept,
@@ -174,6 +175,8 @@ def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
         "the backward pass": ("gradients", "activations that are kept", "a layer in the backward pass"),
         "the optimizer's step": ("float32 gradients" if "float32 gradients" in items else "gradients",),
     }
+    if (config.trainer, device.type, config.rollout.staleness, elsewhere) == ("local", "cpu", 0, False):
+        phases["rollouts"] = ("keys and values of rollouts",)  # freed before an update
     return MemoryEstimate(items, {phase: {name: items[name] for name in names} for phase, names in phases.items()})
 
 
@@ -205,12 +208,11 @@ def _token_bytes(shape: ModelShape, size: int) -> int:
     return 2 * shape.key * shape.layers * size
 
 
-def _kept_tokens(shape: ModelShape, size: int, device: str | None) -> int:
+def _kept_tokens(shape: ModelShape, size: int, device: torch.device) -> int:
     """Most tokens whose keys and values the engine in this process keeps: it fills what it is given.
 
     It takes a quarter of the free memory of the device, which is only known for a device of this machine."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if where.type == "cuda" and not torch.cuda.is_available():
+    if device.type == "cuda" and not torch.cuda.is_available():
         return KEPT_TOKENS
-    free = memory_of_device(where) - (shape.weights * size if where.type == "cuda" else 0)
+    free = memory_of_device(device) - (shape.weights * size if device.type == "cuda" else 0)
     return max(1, min(KEPT_TOKENS, free // 4 // _token_bytes(shape, size)))

@@ -114,6 +114,13 @@ class Services:
             await score_tasks(self.player, self.config, tasks, samples=samples, greedy=greedy, channel=channel)
         )
 
+    async def rest(self) -> None:
+        """Let an engine in this process free what it needs to sample, before an update needs the memory."""
+        from clawgym.engines.transformers import TransformersEngine
+
+        if isinstance(self.engine, TransformersEngine):
+            await self.engine.sleep()
+
 
 class EpisodeScore(NamedTuple):
     """The result of one evaluation episode."""

@@ -173,6 +173,8 @@ class _Loop:
         train_step = partial(self._state.learner.train_step, batch, seed=seed, done=done, imitation=imitation)
         if config.compute.sleep:
             await self._services.engine.sleep()  # type: ignore[union-attr]
+        elif not config.rollout.staleness:
+            await self._services.rest()
         metrics |= await asyncio.to_thread(train_step)
         versions = [v for e in batch.episodes for s in e.sequences for v in s.policy_versions if v is not None]
         progress.step += 1

@@ -31,6 +31,7 @@ async def train_sft(config: TrainConfig, run: Run, splits: Splits, *, stop: asyn
         async with open_services(config, policy, run.path, pool, version=progress.step) as services:
             if state.checkpoints.last() is None:
                 await run.validate(services, splits.validation, progress)
+                await services.rest()
                 await asyncio.to_thread(state.save)
             while not _enough(config, progress) and not stop.is_set():
                 batch = imitation.batch(progress.step)
@@ -41,6 +42,7 @@ async def train_sft(config: TrainConfig, run: Run, splits: Splits, *, stop: asyn
                 if progress.step % config.sft.evaluate_every == 0 or progress.step == config.sft.steps:
                     await policy.publish(services.engine, progress.step)
                     await run.validate(services, splits.validation, progress)
+                    await services.rest()
                     await asyncio.to_thread(state.save)
                     saved = progress.step
             if saved < progress.step:  # stopped between two checkpoints

@@ -13,6 +13,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from clawgym.engines.transformers import TransformersEngine
 from clawgym.errors import RunFolderError, TrainingError
 from clawgym.pool import Pool, sequences_of
 from clawgym.records import TaskFile, VerifierSpec
@@ -20,6 +21,7 @@ from clawgym.tasks.formats import write
 from clawgym.tasks.packs import terminal_basic
 from clawgym.trainers.common.checkpoints import Checkpoints
 from clawgym.trainers.config import TrainConfig
+from clawgym.trainers.local.learner import Learner
 from clawgym.trainers.local.main import plan, train
 
 from ..runs import Said, small
@@ -167,6 +169,30 @@ async def test_rl_run(taught: Path, tmp_path: Path) -> None:
     assert said.steps == [4]
 
 
+@pytest.mark.parametrize(("staleness", "free"), [(0, True), (1, False)])
+async def test_updates_have_the_memory_of_episodes(
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int, free: bool
+) -> None:
+    engines: list[TransformersEngine] = []
+    held: list[int] = []
+    made, train_step = TransformersEngine.__init__, Learner.train_step
+
+    def make(self: TransformersEngine, *args: Any, **named: Any) -> None:
+        made(self, *args, **named)
+        engines.append(self)
+
+    def step(*args: Any, **named: Any) -> Any:
+        found = engines[-1].occupancy()
+        held.append(found["held"] + found["kept"])
+        return train_step(*args, **named)
+
+    monkeypatch.setattr(TransformersEngine, "__init__", make)
+    monkeypatch.setattr(Learner, "train_step", step)
+    rollout = {"groups": 2, "group_size": 2, "staleness": staleness}
+    await train(small(model={"path": str(taught)}, rollout=rollout), tmp_path / "rl", view=Said())
+    assert (held == [0, 0, 0]) == free
+
+
 async def test_exceeded_guard_keeps_last_good_checkpoint(taught: Path, tmp_path: Path) -> None:
     leaps = small(model={"path": str(taught)}, algorithm={"imitation": 1.0}, optimizer={"lr": 0.5, "warmup": 1})
     with pytest.raises(TrainingError, match=r"KL of one step is .*resume from the last checkpoint"):
@@ -241,6 +267,8 @@ def memory(tmp_path: Path, **parts: Any) -> dict[str, int]:
 async def test_planned_memory_grows_with_settings(tmp_path: Path) -> None:
     kept = "activations that are kept"
     plain = memory(tmp_path)
+    peaks = plan(small(), "rl", tmp_path / "run")["peak_bytes"]
+    assert peaks["rollouts"] < plan(small(rollout={"staleness": 1}), "rl", tmp_path / "run")["peak_bytes"]["the loss"]
     weights = 4 * plan(small(), "rl", tmp_path / "run")["weights"]
     assert plain["weights of the policy"] == plain["weights of the engine"] == plain["gradients"] == weights
     assert plain["moments of AdamW"] == 2 * weights
