@@ -210,13 +210,11 @@ class Paths:
         last = learner.imitate(rows, step=1, steps=2)
         seconds = time.perf_counter() - started
         about = estimate(ModelShape.of(config.model, self._folder), config)
-        without = about.items["weights of the engine"]
-        without += about.items["keys and values of rollouts"] * (self._device == "cuda")
         return {
             "tokens_a_second": 8 * longest / seconds,
             "loss": [first["sft/loss"], last["sft/loss"]],
             "peak_bytes": peak(self._device),
-            "estimated_bytes": max(size for phase, size in about.peaks.items() if phase != "rollouts") - without,
+            "estimated_bytes": about.update - about.items["weights of the engine"],
         }
 
     async def learner_full(self) -> Figures:

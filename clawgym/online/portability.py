@@ -237,12 +237,14 @@ def _memory(folder: Path, config: ServiceConfig) -> ModelFinding:
     )
     alone = estimate(shape, about.model_copy(update={"trainer": "local"}))  # of a process with the whole model
     elsewhere = bool(about.compute.vllm)
-    engine = ("weights of the engine", "rounded weights of the engine", "keys and values of rollouts")
+    cache = usual.items.get("keys and values of rollouts", 0)
+    engine = ("weights of the engine", "rounded weights of the engine")
     sampling, of_ranks = (sum(each.items.get(name, 0) for name in engine) for each in (alone, usual))
+    sampling += alone.items.get("keys and values of rollouts", 0)
     weights = alone.items["weights of the policy"]
     scores = config.gate.on and "likelihood" in config.gate.scorers
     ranked = about.trainer == "verl"
-    each = max(usual.peaks.values()) - of_ranks + _PROCESS_BYTES
+    each = usual.update - of_ranks + _PROCESS_BYTES
     # On a CPU the ranks of verl share the memory. Otherwise each has a GPU, and one of them also serves.
     shared = about.verl.ranks if ranked and about.verl.engine == "transformers" else 1
     parts = {
@@ -252,8 +254,7 @@ def _memory(folder: Path, config: ServiceConfig) -> ModelFinding:
     }
     total = sum(parts.values())
     train = max(usual.peaks.values()) + _PROCESS_BYTES
-    most = total + max(longest.peaks.values()) - max(usual.peaks.values())
-    cache = usual.items.get("keys and values of rollouts", 0)
+    most = total + longest.update - usual.update
     copies = 2 * weights + _PROCESS_BYTES
     figures = {
         "device": str(device),
@@ -276,7 +277,7 @@ def _memory(folder: Path, config: ServiceConfig) -> ModelFinding:
         "training.compute.checkpointing=true, training.compute.micro_tokens=2048 or "
         f"training.model.context_window=N (now {window})"
     )
-    if max(total, train) - cache > free:
+    if max(total - cache, usual.update + _PROCESS_BYTES) > free:
         return ModelFinding("memory", "failed", detail, advice, figures)
     if max(total, train) > free:
         detail += f"; too little once the cache of keys and values is full ({_gib(cache)} of it)"

@@ -21,7 +21,8 @@ from clawgym.trainers.config import Lora, Model, TrainConfig
 
 __all__ = ["MemoryEstimate", "ModelShape", "activations", "estimate"]
 
-
+_KEPT, _ROLLOUTS = "keys and values of rollouts", "rollouts"
+"""An item, and the phase that it is limited to where an engine in this process frees it before an update."""
 _NF4 = 0.5 + 4 / 64
 """Bytes of a weight: four bits, and a float32 scale for each block of 64."""
 
@@ -122,6 +123,12 @@ class MemoryEstimate:
         always = sum(size for name, size in self.items.items() if name not in passing)
         return {phase: always + sum(part.values()) for phase, part in self.phases.items()}
 
+    @property
+    def update(self) -> int:
+        """Bytes at the peak of an update, without keys and values of rollouts."""
+        most = max(size for phase, size in self.peaks.items() if phase != _ROLLOUTS)
+        return most if _ROLLOUTS in self.phases else most - self.items.get(_KEPT, 0)
+
 
 def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
     """The memory of a run of ``config`` with the local trainer, or of one rank of the trainer ``verl``.
@@ -143,7 +150,7 @@ def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
         "weights of the initial policy": shape.weights * size if config.algorithm.kl and not lora else 0,
         "float32 copies of the weights": trained * 4 * copies,
         "moments of AdamW": trained * 8,
-        "keys and values of rollouts": _kept_tokens(shape, size, device) * _token_bytes(shape, size),
+        _KEPT: _kept_tokens(shape, size, device) * _token_bytes(shape, size),
         "gradients": trained * own,
         "float32 gradients": trained * 4 * copies,
         "activations that are kept": kept,
@@ -168,7 +175,7 @@ def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
         }
         elsewhere = config.verl.mode == "separate_async"  # the engine has GPUs of its own
     if elsewhere:
-        sizes |= {"weights of the engine": 0, "keys and values of rollouts": 0}
+        sizes |= {"weights of the engine": 0, _KEPT: 0}
     items = {name: int(bytes_) for name, bytes_ in sizes.items() if bytes_}
     phases = {
         "the loss": ("gradients", "activations that are kept", "logits"),
@@ -176,7 +183,7 @@ def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
         "the optimizer's step": ("float32 gradients" if "float32 gradients" in items else "gradients",),
     }
     if (config.trainer, device.type, config.rollout.staleness, elsewhere) == ("local", "cpu", 0, False):
-        phases["rollouts"] = ("keys and values of rollouts",)  # freed before an update
+        phases[_ROLLOUTS] = (_KEPT,)  # freed before an update
     return MemoryEstimate(items, {phase: {name: items[name] for name in names} for phase, names in phases.items()})
 
 
