@@ -11,7 +11,7 @@ import torch
 
 from .conftest import benchmark
 
-PATHS = ["engine", "decode", "learner_full", "learner_lora", "publish", "vllm"]
+PATHS = ["engine", "turns", "decode", "learner_full", "learner_lora", "publish", "vllm"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -34,6 +34,7 @@ def test_every_path_runs_on_a_cpu(tmp_path: Path) -> None:
     found = written["paths"]
     assert list(found) == PATHS
     assert found["engine"]["mean_difference"] < 1e-3
+    assert found["turns"]["largest_difference"] < 1e-4
     assert found["decode"]["float32 tokens_a_second"] > 0
     for name in ("learner_full", "learner_lora"):
         assert found[name]["loss"][1] < found[name]["loss"][0]
