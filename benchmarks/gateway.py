@@ -2,11 +2,13 @@
 
     python benchmarks/gateway.py                           # about three minutes on two cores
     python benchmarks/gateway.py --litellm PATH/bin/litellm    # LiteLLM's proxy too, from an environment of its own
+    python benchmarks/gateway.py --gateways 2                  # two gateways on one pool too, with half of the sessions
 
 Everything runs on this machine, each part in a process of its own: agents (one load generator), the part that is
 measured, and a fake model server that streams ``--tokens`` tokens to every request, in OpenAI's chat format and in
 vLLM's format with token ids. The parts are the server itself (``direct``), a bare aiohttp pass-through that copies
-bytes (``pass-through``), our gateway over its vLLM engine with a SQLite pool (``gateway``), and LiteLLM's proxy.
+bytes (``pass-through``), our gateway over its vLLM engine with a SQLite pool (``gateway``), several of them on one
+pool, and LiteLLM's proxy.
 
 Agents behave as agents do: a session has ``--turns`` turns, each request carries the whole history with a system
 prompt and tools of about 8 kB, and streams. Two kinds of runs:
@@ -231,36 +233,33 @@ async def agent(client: ClientSession, url: str, key: str, turns: int, until: fl
             history = [*history, {"role": "assistant", "content": text}, following]
 
 
-def warm_up(seconds: float) -> float:
-    """How long a part is used before it is measured."""
-    return min(2.0, seconds / 2)
-
-
-async def load(doors: list[tuple[str, str]], streams: int, turns: int, seconds: float) -> Tally:
-    tally = Tally()
+async def load(doors: list[tuple[str, str]], streams: int, turns: int, seconds: float) -> tuple[Tally, float]:
+    """What the agents saw, and the seconds of CPU time that the part used for it; after a warm-up."""
+    tally, before = Tally(), 0.0
     async with ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None)) as client:
-        for agents, duration, into in ((min(streams, 8), warm_up(seconds), Tally()), (streams, seconds, tally)):
-            until = time.perf_counter() + duration
+        for agents, duration, into in ((min(streams, 8), min(2.0, seconds / 2), Tally()), (streams, seconds, tally)):
+            until, before = time.perf_counter() + duration, cpu_seconds()
             first = 0 if into is tally else 10**6  # no request of the warm-up comes again
             await asyncio.gather(
                 *(agent(client, *doors[n % len(doors)], turns, until, first + n, into) for n in range(agents))
             )
-    return tally
+    return tally, cpu_seconds() - before
 
 
 # --- the run
 
 
-CPU: dict[str, subprocess.Popen[str]] = {}
-"""The process that is measured now."""
+MEASURED: list[subprocess.Popen[str]] = []
+"""The processes of the part that is measured now; none if nothing stands in between."""
 
 
-def cpu_seconds(process: subprocess.Popen[str]) -> float:
-    """User and system time of a process."""
-    if process.poll() is not None:  # nothing stands in between
-        return 0.0
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def cpu_seconds() -> float:
+    """User and system time of the part so far."""
+    ticks = 0
+    for process in MEASURED:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -269,7 +268,7 @@ def part(*argv: str, lines: int = 1, wait_for: str | None = None, env: dict[str,
     process = subprocess.Popen(
         argv, stdout=subprocess.DEVNULL if wait_for else subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
     )
-    CPU["part"] = process
+    MEASURED.append(process)
     try:
         if wait_for is None:
             assert process.stdout is not None
@@ -321,18 +320,23 @@ def free_port() -> int:
 def door(name: str, upstream: str, folder: Path, model: Path, litellm: str | None, sessions: int):
     """The (url, key) pairs at which agents reach a part."""
     me = (sys.executable, __file__)
+    MEASURED.clear()
     if name == "direct":
         yield [(upstream + "/v1", "none")]
     elif name == "pass-through":
         with part(*me, "--serve", "pass-through", "--upstream", upstream) as url:
             yield [(url + "/v1", "none")]
-    elif name == "gateway":
+    elif name.startswith("gateway"):
         argv = ("gateway", "--engine", "vllm", "--base-url", upstream, "--model", "m", "--tokenizer", str(model))
         argv += ("--pool", str(folder / f"pool-{time.monotonic_ns()}.db"))
         program = "from clawgym.cli import main; main()"
-        with part(sys.executable, "-u", "-c", program, *argv, lines=5) as printed:
-            shown = dict(line.split(maxsplit=1) for line in printed.splitlines())
-            yield [open_session(shown["control:"], Path(shown["token:"]).read_text().strip()) for _ in range(sessions)]
+        with contextlib.ExitStack() as stack:
+            controls: list[tuple[str, str]] = []
+            for _ in range(int(name.removeprefix("gateway x") if " " in name else 1)):
+                printed = stack.enter_context(part(sys.executable, "-u", "-c", program, *argv, lines=5))
+                shown = dict(line.split(maxsplit=1) for line in printed.splitlines())
+                controls.append((shown["control:"], Path(shown["token:"]).read_text().strip()))
+            yield [open_session(*controls[n % len(controls)]) for n in range(sessions)]
     else:
         config = folder / "litellm.yaml"
         entry = {"model": "openai/m", "api_base": upstream + "/v1", "api_key": "none"}
@@ -357,6 +361,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--litellm", help="LiteLLM's proxy program")
+    parser.add_argument("--gateways", type=int, default=1, help="so many gateways on one pool too")
     parser.add_argument("--rounds", type=int, default=1)
     for name in ("--serve", "--upstream"):
         parser.add_argument(name, help=argparse.SUPPRESS)
@@ -376,7 +381,8 @@ def measure(args: argparse.Namespace) -> None:
 
     from clawgym.engines.tiny import make_tiny_model
 
-    parts = ["direct", "pass-through", "gateway", *(["litellm"] if args.litellm else [])]
+    parts = ["direct", "pass-through", "gateway", *([f"gateway x{args.gateways}"] if args.gateways > 1 else [])]
+    parts += ["litellm"] if args.litellm else []
     me = (sys.executable, __file__)
     with tempfile.TemporaryDirectory(prefix="clawgym-bench-") as temporary:
         folder = Path(temporary)
@@ -397,12 +403,9 @@ def report(
     for _ in range(args.rounds):
         for name in parts:
             with door(name, upstream, folder, model, args.litellm, max(streams, 8)) as doors:
-                before = cpu_seconds(CPU["part"])
-                tally = asyncio.run(load(doors, streams, args.turns, args.seconds))
-                cpu = cpu_seconds(CPU["part"]) - before
+                tally, cpu = asyncio.run(load(doors, streams, args.turns, args.seconds))
             rate = len(tally.whole) / args.seconds
             p50, p99 = quantile(tally.whole, 0.5), quantile(tally.whole, 0.99)
-            cpu *= args.seconds / (args.seconds + warm_up(args.seconds))  # the warm-up's share
             seen[name].append((p50, p99, quantile(tally.first, 0.5), rate, 1e3 * cpu / max(1, len(tally.whole))))
     row = {name: [statistics.median(column) for column in zip(*runs, strict=True)] for name, runs in seen.items()}
     base, through = row["direct"], row["pass-through"]

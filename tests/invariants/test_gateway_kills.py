@@ -122,3 +122,42 @@ async def test_what_has_ended_is_stored(tmp_path):
                     assert longest is not None
                     assert len(longest.turns) >= len(agent.ended), "histories go on where they were"
     assert sum(len(agent.ended) for agent in agents) > KILLS * AGENTS
+
+
+async def test_gateways_share_a_pool_and_survive_one_another(tmp_path):
+    model, rooms = make_tiny_model(tmp_path / "tiny"), str(Path(__file__).parent.parent / "gateway")
+    pool_file = tmp_path / "pool.db"
+    Pool(pool_file).close()
+    started = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SERVER, rooms, str(model), str(pool_file), str(AGENTS), stdout=asyncio.subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    try:
+        groups: list[list[Agent]] = []
+        work: list[list[asyncio.Future[None]]] = []
+        for process in started:
+            assert process.stdout is not None
+            groups.append([Agent(session) for session in (await process.stdout.readline()).decode().split()])
+            url = (await process.stdout.readline()).decode().strip()
+            work.append([asyncio.ensure_future(agent.work(url)) for agent in groups[-1]])
+        async with asyncio.timeout(60):
+            while min(len(agent.ended) for group in groups for agent in group) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            started[0].send_signal(signal.SIGKILL)
+            await asyncio.gather(*work[0])
+            seen = [len(agent.ended) for agent in groups[1]]
+            while min(len(a.ended) - n for a, n in zip(groups[1], seen, strict=True)) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    await asyncio.gather(*work[1])
+    with contextlib.closing(Pool(pool_file)) as pool:
+        for agent in (*groups[0], *groups[1]):
+            stored = [turn.id for turn in pool.turns(agent.id) if turn.flaw is None]
+            assert len(set(stored)) == len(stored)
+            assert set(agent.ended) <= set(stored)
