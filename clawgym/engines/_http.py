@@ -175,7 +175,7 @@ class HttpEndpoint:
                     watch.pause()
                     if name and len(came[0]) > len(ids):
                         came[0] = _without(came[0], name, ids)
-                    yield [self._decoded(data) for data in came]
+                    yield self._all_decoded(came)
                     seconds, what = self._between, "next part of the answer"
                     watch.set(seconds)
                 if end is not None:
@@ -304,6 +304,17 @@ class HttpEndpoint:
             return self._orjson.loads(data)
         except ValueError:
             return json.loads(data, parse_constant=refuse_constant)
+
+    def _all_decoded(self, came: list[bytes]) -> list[dict[str, Any]]:
+        """Decode several JSON objects: at once, if that goes without a question."""
+        if len(came) > 1:
+            try:
+                together = read_json(b"[" + b",".join(came) + b"]", self._orjson.loads)
+            except ValueError:
+                together = ()
+            if len(together) == len(came) and all(type(one) is dict for one in together):
+                return together
+        return [self._decoded(data) for data in came]
 
     def _decoded(self, data: bytes, *, again: bool = False) -> dict[str, Any]:
         """Decode the JSON object ``data``. With ``again``, the error for one that was cut off is retryable."""

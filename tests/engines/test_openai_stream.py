@@ -221,6 +221,23 @@ async def test_errors_say_what_they_are_and_never_the_key(fake_openai: FakeOpenA
         await collect(engine(max_retries=0))
 
 
+def in_one_piece(*events: str) -> Any:
+    return raw("".join(f"data: {event}\n\n" for event in (*events, "[DONE]")), content_type="text/event-stream")
+
+
+async def test_events_that_come_together_are_read_as_if_each_came_alone(fake_openai: FakeOpenAI, engine) -> None:
+    words = [json.dumps(word) for word in WORDS]
+    fake_openai.script.append(in_one_piece(*words))
+    assert [delta.text for delta in await collect(engine())] == ["hel", "lo", ""]
+    huge = words[1].replace('"hel"', '"hel", "x": 123456789012345678901234567890')  # more than orjson reads
+    fake_openai.script.append(in_one_piece(words[0], huge, *words[2:]))
+    assert [delta.text for delta in await collect(engine())] == ["hel", "lo", ""]
+    for bad in (f"{words[1]},{words[2]}", "[1]", "{not json", '"text"'):
+        fake_openai.script.append(in_one_piece(words[0], bad, *words[1:]))
+        with pytest.raises(EngineError, match="not JSON of an object"):
+            await collect(engine(max_retries=0))
+
+
 @pytest.mark.parametrize("field", ["choices", "usage"])
 @pytest.mark.parametrize("value", [None, 3, "x", [], [None], {}, [{"delta": 3}], {"prompt_tokens": -1}])
 def test_no_chunk_raises(field: str, value: Any) -> None:
