@@ -13,7 +13,8 @@ from the person; somebody who lies in words and thumbs gets what they ask for.
 Arms: with the gate; without it (every version answers at once); ``memory``: no training, but what the person complained
 of is in the system prompt of later conversations; ``both``. Each cell is one service in a folder of its own. The first
 and the last version are measured on held-out requests by the person's own rules, which nothing else reads. A finished
-cell is not run again; with more ``--conversations`` it goes on.
+cell is not run again; with more ``--conversations`` it goes on. ``--config benchmarks/personal-smollm2.yaml`` makes the
+first version from SmolLM2.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from clawgym.simulation.users import THANKS, User, UserRequest, requests, user_o
 from clawgym.statistics import student_t
 from clawgym.trainers.common.start_model import merged_model
 from clawgym.trainers.config import load_config
-from clawgym.trainers.local.personal import first_policy
+from clawgym.trainers.local.personal import imitated_policy
 
 Feedback = Literal["good", "mixed", "adversarial"]
 Arm = Literal["gated", "ungated", "memory", "both"]
@@ -154,13 +155,14 @@ async def cell(
     at_once: int,
     say: Callable[[str], None],
     earlier: dict[str, Any] | None,
+    own: Sequence[str],
 ) -> dict[str, Any]:
     """One service, from its first version to its last; or ``earlier``, what this returned after fewer conversations,
     goes on."""
     folder, began = ServiceFolder(out), time.monotonic()
     if earlier is None:
         shutil.rmtree(out, ignore_errors=True)
-        folder.create(load_service_config(None, str(base), [*settings(arm), f"training.seed={seed}"]))
+        folder.create(load_service_config(None, str(base), [*settings(arm), f"training.seed={seed}", *own]))
         earlier = {"before": None, "first_replies": [], "promoted": [], "remembered": [], "seconds": 0.0}
     said: int = len(earlier["first_replies"])
     user, asked = user_of(seed), itertools.islice(requests(seed), said, None)
@@ -234,7 +236,7 @@ async def _run(options: argparse.Namespace) -> int:
         print(text, file=sys.stderr, flush=True)
 
     config = load_config(options.config, [])
-    base: Path | None = options.model or await first_policy(
+    base: Path | None = options.model or await imitated_policy(
         config, out / "base", on_progress=lambda what, done, total: None, stop=asyncio.Event()
     )
     assert base is not None
@@ -253,7 +255,9 @@ async def _run(options: argparse.Namespace) -> int:
         if feedback != "good":
             taught = ServiceFolder(await once("ungated", "good", seed))
             first = merged_model(Versions(taught.versions).serving.folder, out / f"taught-{seed}")
-        row = await cell(first, folder, arm, feedback, seed, options.conversations, options.at_once, say, earlier)
+        row = await cell(
+            first, folder, arm, feedback, seed, options.conversations, options.at_once, say, earlier, options.settings
+        )
         with results.open("a") as file:
             file.write(json.dumps(row) + "\n")
         done.append(row)
@@ -314,6 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--at-once", type=int, default=32, help="conversations at a time, between two looks of the loops"
     )
     parser.add_argument("--config", default="personal-cpu", help="the recipe of the first version")
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting of all services")
     parser.add_argument("--out", "-o", type=Path, default=Path("runs/drift"))
     return asyncio.run(_run(parser.parse_args(argv)))
 

@@ -48,7 +48,7 @@ from clawgym.simulation.judge import ComplaintJudge
 from clawgym.simulation.rules import RULES
 from clawgym.simulation.users import THANKS, User, UserRequest, requests, user_of
 from clawgym.trainers.config import load_config
-from clawgym.trainers.local.personal import first_policy
+from clawgym.trainers.local.personal import imitated_policy
 from clawgym.trainers.local.personal_report import curves, format_interval, over_seeds
 
 Arm = Literal["binary", "opd", "combined", "random", "memory", "both"]
@@ -174,7 +174,7 @@ async def cell(base: Path, out: Path, arm: Arm, seed: int, options: argparse.Nam
 async def first_version(config: str, out: Path) -> Path | None:
     """The first policy of ``personal.py`` in ``out``, whose chat template shows of OpenClaw's instructions only the
     content of USER.md."""
-    made = await first_policy(load_config(config, []), out, on_progress=_progress, stop=asyncio.Event())
+    made = await imitated_policy(load_config(config, []), out, on_progress=_progress, stop=asyncio.Event())
     if made is not None:
         settings = made / "tokenizer_config.json"
         about = json.loads(settings.read_text("utf-8"))

@@ -56,7 +56,7 @@ from clawgym.trainers.local.personal_report import hint_summary, report, report_
 from clawgym.trainers.local.training_state import TrainingState
 from clawgym.visible import visible_lines
 
-__all__ = ["METHODS", "Method", "bench", "config_of", "first_policy"]
+__all__ = ["METHODS", "Method", "bench", "config_of", "first_policy", "imitated_policy"]
 
 Method = Literal["binary", "opd", "combined", "random"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -144,12 +144,21 @@ def _write(folder: RunFolder) -> dict[str, Any]:
 async def first_policy(
     config: TrainConfig, out: Path, *, on_progress: ProgressCallback, stop: asyncio.Event
 ) -> Path | None:
-    """The folder of the model that every cell starts from: ``model.path``, or one that is imitated into ``out/sft``;
-    ``None`` if the run was stopped before it was ready."""
-    if config.compute.threads is not None:
-        torch.set_num_threads(config.compute.threads)
-    if config.model.path is not None:
-        return base_folder(config, out, (), ())
+    """The folder of the model that every cell starts from: ``model.path``, or :func:`imitated_policy`; ``None`` if the
+    run was stopped before it was ready."""
+    if config.model.path is None:
+        return await imitated_policy(config, out, on_progress=on_progress, stop=stop)
+    _use_threads(config)
+    return base_folder(config, out, (), ())
+
+
+async def imitated_policy(
+    config: TrainConfig, out: Path, *, on_progress: ProgressCallback, stop: asyncio.Event
+) -> Path | None:
+    """The folder of a model that has imitated conversations with other people than those of the bench, in
+    ``out/sft``: ``model.path``, or one that is made from scratch. ``None`` if the run was stopped before it was
+    ready; the same call goes on."""
+    _use_threads(config)
     run = out / "sft"
     checkpoints = Checkpoints(run)
     if (best := checkpoints.best()) is not None:
@@ -170,6 +179,11 @@ async def first_policy(
             state.save()
     best = checkpoints.best()
     return None if best is None else merged_model(checkpoint_model(best), run / "merged")
+
+
+def _use_threads(config: TrainConfig) -> None:
+    if config.compute.threads is not None:
+        torch.set_num_threads(config.compute.threads)
 
 
 async def _hints(config: TrainConfig, folder: Path) -> dict[str, Any]:
