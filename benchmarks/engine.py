@@ -4,12 +4,14 @@
     python benchmarks/engine.py --hidden 512 --layers 8 --tokens 64     # a larger one, where arithmetic decides
     python benchmarks/engine.py --model FOLDER           # your own
     python benchmarks/engine.py --model FOLDER --kernels bfloat16 int8 --only mixed --threads 2
+    python benchmarks/engine.py --model FOLDER --only mixed --threads 2 --llama PYTHON FILE.gguf
 
 - even: every sequence samples the same number of tokens: the best case of ``generate``.
 - mixed: lengths as agents have them (most are short, some are long); ``generate`` waits for the longest of its batch.
 - group: 8 samples of each of 8 long prompts, as GRPO asks for.
 - kernels: mixed at batch 64, with linear layers in lower precision. Mismatch is the mean difference of the probability
   that the engine gives to its tokens from the one that the model in float32 gives them.
+- llama.cpp: mixed, beside the server of llama.cpp with as many places, in a Python of its own that has xllamacpp.
 - turns: conversations that grow turn by turn, with the earlier turns kept and, beside it, computed again each time.
 
 Every figure is useful tokens per second (sampled, and asked for) of one process; the two are measured in turns, and
@@ -23,12 +25,14 @@ import argparse
 import asyncio
 import random
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import torch
 import transformers
 
@@ -38,6 +42,17 @@ from clawgym.engines.transformers import TransformersEngine
 
 Work = list[tuple[list[int], int]]
 """Prompts, and how many tokens are sampled after each."""
+LLAMA = """
+import sys
+import xllamacpp
+about = xllamacpp.CommonParams()
+about.model.path, about.n_parallel, about.n_ctx = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+about.cpuparams.n_threads = about.cpuparams_batch.n_threads = int(sys.argv[4])
+about.port = 0
+server = xllamacpp.Server(about)
+print(server.listening_address, flush=True)
+sys.stdin.read()
+"""
 
 
 class Bench:
@@ -117,6 +132,29 @@ class Bench:
             apart += (own.exp() - given.exp()).abs().tolist()
         return statistics.fmean(apart)
 
+    def llama(self, python: str, file: str, work: Work, batch: int) -> None:
+        """Beside llama.cpp, which is measured in turns with the engine."""
+        room = max(len(prompt) + most for prompt, most in work) + 8
+        argv = [python, "-c", LLAMA, file, str(batch), str(batch * room), str(torch.get_num_threads())]
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as server:
+            assert server.stdout is not None
+            try:
+                address = server.stdout.readline().strip()
+                mine: list[float] = []
+                theirs: list[float] = []
+                for round_ in range(self.rounds + 1):
+                    self.forget()
+                    a = rate(lambda: asyncio.run(self.ours(work, batch)))
+                    b = rate(lambda: asyncio.run(asked(address, work, batch)))
+                    if round_:
+                        mine.append(a)
+                        theirs.append(b)
+            finally:
+                server.terminate()
+        report(f"llama.cpp: mixed, batch {batch}, {Path(file).name}", mine, "llama.cpp", theirs)
+
     def forget(self) -> None:
         """Drop what is kept of prompts, so that each round computes them."""
         asyncio.run(self.engine.update_weights(lambda _: None, 0))
@@ -156,6 +194,21 @@ class Bench:
         report(f"turns: {sessions} x {turns}, {start} ids + {grow} a turn", kept, "computed again", again)
 
 
+async def asked(address: str, work: Work, batch: int) -> int:
+    """What a server of llama.cpp samples. Its prompts are not kept, as each round computes them."""
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=batch), timeout=aiohttp.ClientTimeout(total=None)
+    ) as client:
+
+        async def one(prompt: Sequence[int], most: int) -> int:
+            body: dict[str, Any] = {"prompt": prompt, "n_predict": most, "ignore_eos": True, "cache_prompt": False}
+            body |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "samplers": ["temperature"]}
+            async with client.post(f"{address}/completion", json=body) as answer:
+                return (await answer.json())["tokens_predicted"]
+
+        return sum(await asyncio.gather(*(one(prompt, most) for prompt, most in work)))
+
+
 def rate(do: Callable[[], int]) -> float:
     start = time.perf_counter()
     return do() / (time.perf_counter() - start)
@@ -175,6 +228,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kernels", nargs="*", default=[], choices=["bfloat16", "int8"])
+    parser.add_argument("--llama", nargs=2, metavar=("PYTHON", "GGUF"), help="the same model for llama.cpp")
     parser.add_argument("--only", choices=["even", "mixed", "group", "turns"], help="one kind of work (default: all)")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -202,6 +256,8 @@ def main() -> None:
             bench.compare(f"mixed: {3 * batch} prompts, batch {batch}", work, batch)
             for kernels in chosen.kernels if batch == 64 else ():
                 bench.rounded(kernels, work, batch)
+            if batch == 64 and chosen.llama:
+                bench.llama(*chosen.llama, work, batch)
         prompts = [bench.prompt(rng, 600) for _ in range(8)]
         work = [(p, chosen.tokens // 4) for p in prompts for _ in range(8)]
         if "group" in wanted:
