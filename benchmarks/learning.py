@@ -116,6 +116,9 @@ def table(out: Path, seeds: list[int]) -> None:
             base, run = out / f"base-{seed}", out / f"{arm}-{seed}"
             if not (run / "report.html").exists():
                 continue
+            if not any(row["split"] == "heldout" for row in rows(base, "evaluations")):
+                print(f"{base}: not measured on the held-out tasks: run again without --table", file=sys.stderr)
+                continue
             before, after = heldout(base), heldout(run)
             greedy = [heldout(folder, greedy=True)["score"] for folder in (base, run)]
             rise, low, high = newcombe(before, after)
