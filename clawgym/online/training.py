@@ -40,6 +40,7 @@ from clawgym.pool.states import Batch, BatchEpisode, BatchGroup, TrainingPool
 from clawgym.records.run_folder import write_atomic
 from clawgym.trainers.batching import MaskedSequence
 from clawgym.trainers.common.advantages import trained_by_turn, write_advantages
+from clawgym.trainers.common.answers import advantages_file
 from clawgym.trainers.common.batch import images_of, make_batch
 from clawgym.trainers.common.checkpoints import Checkpoints, Progress, load_adapter
 from clawgym.trainers.common.policy import load_policy
@@ -341,6 +342,7 @@ class VersionTrainer:
             raise  # tried again with the checkpoint, which is safe
         except ServiceError as error:  # a conversation was forgotten meanwhile, or the parent erased
             self._made_none(error)
+            advantages_file(self._run.parent, self._progress.step - 1).unlink(missing_ok=True)
             serving = self._versions.serving
             self._load(serving)
             self._stand(serving)

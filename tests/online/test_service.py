@@ -233,6 +233,36 @@ async def test_a_forgotten_conversation_takes_its_versions_along(folder: Service
             assert [t.policy_version for t in pool.turns(list(pool.episodes())[-1].id)] == [0]
 
 
+async def test_a_conversation_that_is_forgotten_while_a_step_trains_on_it_leaves_nothing(folder: ServiceFolder) -> None:
+    async with serving(folder) as (_, client):
+        for _ in range(2):
+            user = await client()
+            await user.say("Hello")
+            session = (await user.tell("feedback", score=1))["session"]
+            await user.tell("end")
+        await judged(folder)
+        with Pool(folder.pool) as pool:
+
+            class Forgetting:
+                """The pool; the conversation is forgotten as soon as the step has it."""
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(pool, name)
+
+                def fetch(self, *args: Any, **options: Any) -> Any:
+                    found = pool.fetch(*args, **options)
+                    assert found is not None
+                    assert session in [e.episode.id for g in found.groups for e in g.episodes]
+                    forget(folder, session)
+                    return found
+
+            assert await VersionTrainer(folder, Forgetting()).step()
+    assert [version.number for version in Versions(folder.versions).all()] == [0]
+    assert session not in stored_advantages(folder)
+    (state,) = folder.training.rglob("state.json")
+    assert session not in state.read_text()
+
+
 def test_commands_count_versions_and_conversations(folder: ServiceFolder, model: Path) -> None:
     versions = Versions.create(folder.versions, model)
     where = ["--dir", str(folder.path)]
