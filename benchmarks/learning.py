@@ -60,6 +60,11 @@ def rows(run: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / f"{name}.jsonl").read_text("utf-8").splitlines()]
 
 
+def measured(run: Path) -> bool:
+    """Whether there is a measurement on the held-out split. A run that was stopped may have a report without one."""
+    return (run / "report.html").exists() and any(row["split"] == "heldout" for row in rows(run, "evaluations"))
+
+
 def heldout(run: Path, *, greedy: bool = False) -> dict[str, Any]:
     """The last measurement on the held-out split."""
     return [row for row in rows(run, "evaluations") if row["split"] == "heldout" and row["greedy"] == greedy][-1]
@@ -114,10 +119,7 @@ def table(out: Path, seeds: list[int]) -> None:
         rises = []
         for seed in seeds:
             base, run = out / f"base-{seed}", out / f"{arm}-{seed}"
-            if not (run / "report.html").exists():
-                continue
-            if not any(row["split"] == "heldout" for row in rows(base, "evaluations")):
-                print(f"{base}: not measured on the held-out tasks: run again without --table", file=sys.stderr)
+            if not (measured(base) and measured(run)):
                 continue
             before, after = heldout(base), heldout(run)
             greedy = [heldout(folder, greedy=True)["score"] for folder in (base, run)]

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 import sparse
-from learning import half_width, heldout, train
+from learning import half_width, heldout, measured, train
 from markupsafe import Markup
 
 STEPS = (2, 4, 8)
@@ -63,7 +63,7 @@ def cells(seeds: list[int]) -> Iterator[tuple[Cell, int]]:
 def found(out: Path, cell: Cell, seeds: list[int], arm: str) -> dict[int, float]:
     """Seed -> held-out success of the runs that have ended."""
     runs = {seed: folder(out, cell, seed, arm) for seed in seeds}
-    return {seed: heldout(run)["score"] for seed, run in runs.items() if (run / "report.html").exists()}
+    return {seed: heldout(run)["score"] for seed, run in runs.items() if measured(run)}
 
 
 def table(out: Path, seeds: list[int]) -> dict[tuple[Cell, str], list[float]]:

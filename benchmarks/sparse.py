@@ -17,6 +17,8 @@ number of updates on as many episodes, and without imitation,
   later turns; ``sum``: outcome and milestones added before they are normalised;
 - ``exact``, ``auc-0.75``, ``random``: outcome, and a judge that knows the reference solution, or errs in a quarter or a
   half of its pairs;
+- ``prm``: outcome, and a judge that ``clawgym train prm`` trained on the milestones of 512 episodes of the base: a head
+  on the hidden states of the base;
 - ``shuffled``: milestones, dealt out anew among the turns of a step: the control of turn credit;
 - ``self-only``: advantages are 0; solved episodes and those of the base are imitated.
 
@@ -38,7 +40,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
-from learning import half_width, heldout, rows, seconds, train
+from learning import half_width, heldout, measured, rows, seconds, train
 
 from clawgym.agents.demonstrate import reference_calls
 from clawgym.agents.text_protocol import Command, parse_reply
@@ -66,6 +68,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "exact": ("reward.judge=sparse:exact",),
     "auc-0.75": ("reward.judge=sparse:auc_75",),
     "random": ("reward.judge=sparse:auc_50",),
+    "prm": ("reward.judge=prm",),
     "shuffled": ("reward.milestones=turn", "reward.shuffle=process"),
     "self-only": ("algorithm.advantage=zero", "algorithm.imitation=1"),
 }
@@ -169,7 +172,13 @@ def run_seed(out: Path, recipe: Path, seed: int, arms: list[str], settings: tupl
     base = out / f"base-{seed}"
     train_base(out, base, recipe, RIGHT, *own)
     for arm in arms:
-        extra = (f"sft.data={demonstrations(out, recipe, RIGHT, own)}",) if arm == "self-only" else ()
+        extra: tuple[str, ...] = ()
+        if arm == "self-only":
+            extra = (f"sft.data={demonstrations(out, recipe, RIGHT, own)}",)
+        if arm == "prm":
+            judge = out / f"judge-{seed}"
+            train("prm", judge, *own, f"model.path={base}", config=str(recipe))
+            extra = (f"reward.judge_options.path={judge}",)
         train("rl", out / f"{arm}-{seed}", *own, f"model.path={base}", *ARMS[arm], *extra, config=str(recipe))
 
 
@@ -188,7 +197,7 @@ def table(out: Path, seeds: list[int]) -> None:
     for arm in ARMS:
         for seed in seeds:
             run, base = out / f"{arm}-{seed}", out / f"base-{seed}"
-            if not (run / "report.html").exists():
+            if not (measured(base) and measured(run)):
                 continue
             before, after = heldout(base), heldout(run)
             ends[arm][seed] = after
