@@ -8,6 +8,7 @@ connection, which tells the server to stop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import secrets
@@ -308,12 +309,10 @@ class HttpEndpoint:
     def _all_decoded(self, came: list[bytes]) -> list[dict[str, Any]]:
         """Decode several JSON objects: at once, if that goes without a question."""
         if len(came) > 1:
-            try:
+            with contextlib.suppress(ValueError):
                 together = read_json(b"[" + b",".join(came) + b"]", self._orjson.loads)
-            except ValueError:
-                together = ()
-            if len(together) == len(came) and all(type(one) is dict for one in together):
-                return together
+                if len(together) == len(came) and all(type(one) is dict for one in together):
+                    return together
         return [self._decoded(data) for data in came]
 
     def _decoded(self, data: bytes, *, again: bool = False) -> dict[str, Any]:
