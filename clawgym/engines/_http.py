@@ -37,6 +37,7 @@ _T = TypeVar("_T")
 SAME = secrets.token_hex(16)
 """Stands for ids that a server repeated as they were sent. No server knows it."""
 _SAME_JSON = f'"{SAME}"'.encode()
+_BETWEEN = b"," + _SAME_JSON + b","
 UNREACHABLE = "unreachable"
 """Code of the failure of a request whose connection could not be made, or broke."""
 _PIECE = 64
@@ -307,12 +308,13 @@ class HttpEndpoint:
             return json.loads(data, parse_constant=refuse_constant)
 
     def _all_decoded(self, came: list[bytes]) -> list[dict[str, Any]]:
-        """Decode several JSON objects: at once, if that goes without a question."""
+        """Decode JSON objects: at once, where each is one alone. :data:`SAME` between them shows where each ends."""
         if len(came) > 1:
             with contextlib.suppress(ValueError):
-                together = read_json(b"[" + b",".join(came) + b"]", self._orjson.loads)
-                if len(together) == len(came) and all(type(one) is dict for one in together):
-                    return together
+                together = read_json(b"[" + _BETWEEN.join(came) + b"]", self._orjson.loads)
+                found, between = together[::2], together[1::2]
+                if len(found) == len(came) and {*map(type, found)} == {dict} and between == [SAME] * len(between):
+                    return found
         return [self._decoded(data) for data in came]
 
     def _decoded(self, data: bytes, *, again: bool = False) -> dict[str, Any]:

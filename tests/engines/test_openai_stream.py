@@ -236,6 +236,10 @@ async def test_events_that_come_together_are_read_as_if_each_came_alone(fake_ope
         fake_openai.script.append(in_one_piece(words[0], bad, *words[1:]))
         with pytest.raises(EngineError, match="not JSON of an object"):
             await collect(engine(max_retries=0))
+    for first, second in (('{"a":1},{"b":[{}', "{}]}"), ('{"a":1},{"b":"}', '{"}'), ('{"a":[1', "2]}")):
+        fake_openai.script.append(in_one_piece(words[0], first, second, *words[1:]))  # JSON only together
+        with pytest.raises(EngineError, match="not JSON of an object"):
+            await collect(engine(max_retries=0))
 
 
 @pytest.mark.parametrize("field", ["choices", "usage"])
