@@ -83,7 +83,7 @@ async def test_a_service_trains_on_its_use(folder: ServiceFolder) -> None:
 
 
 async def test_a_step_that_makes_no_version_is_shown(folder: ServiceFolder, model: Path) -> None:
-    folder.create(load_service_config(None, str(model), [*SETTINGS, "training.guards.max_kl=1e-9"]))
+    folder.create(load_service_config(None, str(model), [*SETTINGS, "training.guards.min_entropy=100"]))
     async with serving(folder) as (service, client):
         for score in (1, -1):
             user = await client()
@@ -96,7 +96,7 @@ async def test_a_step_that_makes_no_version_is_shown(folder: ServiceFolder, mode
         assert service.versions.serving.number == 0
     shown = CliRunner().invoke(app, ["serve", "status", "--dir", str(folder.path)])
     assert "Training step 0 made no version (" in shown.output
-    assert "guards.max_kl" in shown.output
+    assert "guards.min_entropy" in shown.output
 
 
 async def test_conversations_are_told_apart_without_ids(folder: ServiceFolder) -> None:
