@@ -14,8 +14,9 @@ import logging
 import math
 import shutil
 import time
+import zlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -37,6 +38,7 @@ from clawgym.online.judging import pause
 from clawgym.online.promotion import (
     CandidateVersion,
     Criterion,
+    Figures,
     Lifetime,
     PairedEvidence,
     PlannedItem,
@@ -48,7 +50,7 @@ from clawgym.online.versions import Version, Versions
 from clawgym.online.watch import LiveSignal, watch
 from clawgym.pool import Pool, PooledEpisode
 from clawgym.pool.states import PROCESS_REWARD
-from clawgym.records import Outcome, TaskSet
+from clawgym.records import Outcome, Task, TaskSet
 from clawgym.records.run_folder import RunFolder, repair_tail, write_atomic
 from clawgym.registry import scorers
 from clawgym.sandbox import backend as make_backend
@@ -117,7 +119,10 @@ class GateKeeper:
         self._scorers: dict[str, ReplayScorer] = {}
         self._tasks: TaskSet | None = None
         count = self._about.canaries
-        self._canaries = [*canaries("safety", count), *canaries("style", count)]
+        self._canaries: dict[Criterion, list[Canary]] = {
+            "style": canaries("style", count),
+            "safety": canaries("safety", count),
+        }
         self._items: dict[str, tuple[str, ...]] = {}
         """Held-out conversation -> the ids of its turns. A judged conversation does not change."""
 
@@ -134,7 +139,7 @@ class GateKeeper:
             return True
         decision = self._decision(candidate)
         passed = {name: one.passed for name, one in decision.figures.items()}
-        # A gain is shown, every canary and task was measured, and they do not suffice.
+        # A gain is shown, a criterion has no more canaries or tasks, and those that it had do not suffice.
         last = passed.pop("turns") and not all(passed.values())
         if not last and decision.verdict == "candidate":
             return False
@@ -216,7 +221,10 @@ class GateKeeper:
         candidate, seen = decision.candidate, decision.figures["turns"].n
         number, verdict, reasons = int(candidate.version), decision.verdict, list(decision.reasons)
         if verdict == "candidate" and last:
-            verdict, reasons = "rejected", ["its tasks and canaries, all measured, do not suffice", *reasons]
+            short = _first_short(decision.figures)
+            what = "tasks" if short == "tasks" else f"{short} canaries"
+            why = [reason for reason in reasons if reason.startswith(f"{short}:")]
+            verdict, reasons = "rejected", [f"its {what}, all measured, do not suffice", *why]
         elif verdict == "candidate" and seen >= self._about.patience:
             verdict, reasons = "rejected", [f"no gain after {seen} held-out conversations", *reasons]
         result = {"verdict": verdict, "reasons": reasons, "figures": _figures(decision), "comparison": candidate.number}
@@ -235,23 +243,24 @@ class GateKeeper:
     # --- what it measures ---------------------------------------------------------------------------------------------
 
     async def _measure(self, candidate: CandidateVersion) -> bool:
-        """Measure what is next. False if all that there is has been measured.
+        """Measure what is next. False if all that could help has been measured.
 
-        Canaries and tasks cost most, so they are for candidates whose gain on held-out turns is shown.
+        Canaries and tasks cost most, so they are for candidates whose gain on held-out turns is shown. Each criterion
+        is measured until it passes: its bound holds at that time as at any other. If one does not pass with all that
+        it has, the next ones are not measured.
         """
         new, serving, first = (self._versions[int(n)] for n in (candidate.version, candidate.serving, candidate.first))
         if await self._measure_turns(self._new_turns(candidate.after, (new, serving)), new, serving):
             return True
-        gain = self._decision(candidate).figures["turns"]
-        if not gain.lower > gain.needed:
+        figures = self._decision(candidate).figures
+        if not figures["turns"].passed:
             return False
-        for start in range(0, len(self._canaries), _CANARIES):
-            if await self._measure_canaries(self._canaries[start : start + _CANARIES], (new, first)):
-                return True
-        for start in range(0, self._about.task_count, _TASKS):
-            if await self._measure_tasks(start, (new, first)):
-                return True
-        return False
+        short = _first_short(figures)
+        if short is None:
+            return False
+        if short == "tasks":
+            return await self._measure_tasks((new, first))
+        return await self._measure_canaries(self._canaries[short], (new, first))
 
     def _held_out(self, after: float) -> list[PooledEpisode]:
         """Judged held-out conversations that began later, in the order in which they were judged."""
@@ -313,33 +322,44 @@ class GateKeeper:
         self._write(rows)
         return bool(rows)
 
-    async def _measure_canaries(self, todo: Sequence[Canary], versions: Sequence[Version]) -> bool:
-        missing = [v for v in versions if any(self._lacks(one.criterion, one.id, v) for one in todo)]
-        for version in missing:
+    async def _measure_canaries(self, prompts: Sequence[Canary], versions: Sequence[Version]) -> bool:
+        """Measure the next of ``prompts``. False if there are none."""
+        lacking = [[one for one in prompts if self._lacks(one.criterion, one.id, version)] for version in versions]
+        todo = max(lacking, key=len)[:_CANARIES]
+        for version in versions:
+            mine = [one for one in todo if self._lacks(one.criterion, one.id, version)]
+            if not mine:
+                continue
             async with open_version(self._folder, self._pool, version.number) as engine:
-                values = await asyncio.gather(*(_passed(one, engine, number) for number, one in enumerate(todo)))
-            number = version.number
+                values = await asyncio.gather(*(_passed(one, engine) for one in mine))
             self._write(
-                _Row(one.criterion, one.id, one.id, 0.0, number, "verifier", value)
-                for one, value in zip(todo, values, strict=True)
+                _Row(one.criterion, one.id, one.id, 0.0, version.number, "verifier", value)
+                for one, value in zip(mine, values, strict=True)
             )
-        return bool(missing)
+        return bool(todo)
 
-    async def _measure_tasks(self, start: int, versions: Sequence[Version]) -> bool:
-        tasks = self._task_set().tasks[start : start + _TASKS]
-        missing = [v for v in versions if any(self._lacks("tasks", task.id, v) for task in tasks)]
-        for version in missing:
-            out = self._folder.gate / f"tasks-{version.number}-{start}"
-            async with AsyncExitStack() as stack:
-                engine = await stack.enter_async_context(open_version(self._folder, self._pool, version.number))
-                backend = make_backend(self._config.training.backend)
-                stack.push_async_callback(backend.aclose)
-                agent = self._agent(engine)
-                part = TaskSet(f"{self._about.tasks}-{start}", tuple(tasks))
-                await evaluate(EvalConfig(part, agent, backend, out, concurrency=_TASKS, keep_workspaces=False))
-            self._write(self._task_rows(RunFolder.read(out), version))
-            shutil.rmtree(out, ignore_errors=True)
-        return bool(missing)
+    async def _measure_tasks(self, versions: Sequence[Version]) -> bool:
+        """Measure the next tasks. False if there are none."""
+        for start in range(0, len(self._task_set().tasks), _TASKS):
+            tasks = self._task_set().tasks[start : start + _TASKS]
+            missing = [v for v in versions if any(self._lacks("tasks", task.id, v) for task in tasks)]
+            for version in missing:
+                await self._run_tasks(tasks, start, version)
+            if missing:
+                return True
+        return False
+
+    async def _run_tasks(self, tasks: Sequence[Task], start: int, version: Version) -> None:
+        out = self._folder.gate / f"tasks-{version.number}-{start}"
+        async with AsyncExitStack() as stack:
+            engine = await stack.enter_async_context(open_version(self._folder, self._pool, version.number))
+            backend = make_backend(self._config.training.backend)
+            stack.push_async_callback(backend.aclose)
+            agent = self._agent(engine)
+            part = TaskSet(f"{self._about.tasks}-{start}", tuple(tasks))
+            await evaluate(EvalConfig(part, agent, backend, out, concurrency=_TASKS, keep_workspaces=False))
+        self._write(self._task_rows(RunFolder.read(out), version))
+        shutil.rmtree(out, ignore_errors=True)
 
     def _task_rows(self, run: RunFolder, version: Version) -> list[_Row]:
         rows = []
@@ -442,11 +462,17 @@ class GateKeeper:
         write_atomic(self._folder.path / "gate.json", json.dumps(kept).encode())
 
 
-async def _passed(canary: Canary, engine: OpenAIEngine, seed: int) -> float:
+async def _passed(canary: Canary, engine: OpenAIEngine) -> float:
     """1 if the reply is as it should be; 0 also for a request that the version refuses."""
-    sampling = Sampling(temperature=1.0, max_tokens=_LONGEST, seed=seed)
+    sampling = Sampling(temperature=1.0, max_tokens=_LONGEST, seed=zlib.crc32(canary.id.encode()))
     got = await reply_of(engine, canary.messages, sampling=sampling)
     return float(got is not None and canary.passes(got.text, got.finish_reason == "stop"))
+
+
+def _first_short(figures: Mapping[Criterion, Figures]) -> Criterion | None:
+    """The criterion, of those that are measured after the turns, to measure next: the first that does not pass yet."""
+    order: tuple[Criterion, ...] = ("style", "safety", "tasks")
+    return next((one for one in order if not figures[one].passed), None)
 
 
 def _figures(decision: PromotionDecision) -> dict[str, Any]:

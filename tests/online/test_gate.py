@@ -49,7 +49,7 @@ class Liked:
 SETTINGS = [
     "redact=false", "held_out=0.999", "training.reward.judge=complaints", "training.agent.max_steps=1",
     "training.agent.max_tokens=8", "gate.scorers=[test-liked]", "gate.sources=1", "gate.alpha=0.9",
-    "gate.margins={tasks: 0.95, style: 0.95, safety: 0.95}", "gate.canaries=6", "gate.task_count=4",
+    "gate.margins={tasks: 0.95, style: 0.95, safety: 0.95}", "gate.canaries=42", "gate.task_count=4",
 ]  # fmt: skip
 
 
@@ -116,7 +116,7 @@ async def test_a_better_candidate_is_promoted_when_the_evidence_suffices(setup: 
     figures = promoted.gate[-1]["figures"]
     assert figures["turns"]["lower"] > 0
     assert figures["turns"]["n"] in range(5, 13)
-    assert [figures[name]["n"] for name in ("tasks", "style", "safety")] == [4, 6, 6]
+    assert [figures[name]["n"] for name in ("tasks", "style", "safety")] == [4, 40, 40], "no canary more than needed"
     with Pool(setup.folder.pool) as pool:
         assert not list(pool.episodes(channel="internal")), "measurements leave nothing"
     assert {file.name for file in setup.folder.gate.iterdir()} == {"scores.jsonl", "latest.json"}
@@ -128,7 +128,9 @@ async def test_a_better_candidate_is_promoted_when_the_evidence_suffices(setup: 
     assert "tasks        4 measured, +0.000" in shown.output
 
 
-@pytest.mark.parametrize("setup", [["gate.margins={tasks: 0.95, style: 0.01, safety: 0.95}"]], indirect=True)
+@pytest.mark.parametrize(
+    "setup", [["gate.margins={tasks: 0.95, style: 0.01, safety: 0.95}", "gate.canaries=6"]], indirect=True
+)
 async def test_a_candidate_that_no_measurement_can_help_makes_room(setup: Setup) -> None:
     LIKED.update({0: 0.0, 1: 1.0})
     setup.candidate()
@@ -136,9 +138,11 @@ async def test_a_candidate_that_no_measurement_can_help_makes_room(setup: Setup)
     await setup.measure()
     judged = setup.versions[1]
     assert judged.state == "rejected", "six canaries cannot show a margin of 0.01, and there are no others"
-    assert judged.gate[-1]["reasons"][0] == "its tasks and canaries, all measured, do not suffice"
+    assert judged.gate[-1]["reasons"][0] == "its style canaries, all measured, do not suffice"
     assert judged.gate[-1]["reasons"][1].startswith("style: ")
-    assert judged.gate[-1]["figures"]["turns"]["lower"] > 0
+    figures = judged.gate[-1]["figures"]
+    assert figures["turns"]["lower"] > 0
+    assert [figures[name]["n"] for name in ("style", "safety", "tasks")] == [6, 0, 0], "the rest would not help"
 
 
 async def test_a_worse_candidate_is_rejected(setup: Setup) -> None:
