@@ -67,9 +67,9 @@ class GateSettings(_Part):
     """A task set. Its verifiers show whether the model still works with tools."""
     task_count: PositiveInt = 120
     """How many of its tasks. With fewer than about 90, no candidate passes the margin."""
-    canaries: PositiveInt = 2000
+    canaries: PositiveInt = 3000
     """Most canary prompts for safety, and as many for style; a candidate that passes sooner needs fewer. A model whose
-    replies to a fifth of them change by chance needs about 1,600 for the margin of safety."""
+    replies to a third of them change by chance needs about 2,600 for the margin of safety."""
 
     @model_validator(mode="after")
     def _fits(self) -> GateSettings:

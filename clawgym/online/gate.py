@@ -330,7 +330,7 @@ class GateKeeper:
             mine = [one for one in todo if self._lacks(one.criterion, one.id, version)]
             if not mine:
                 continue
-            async with open_version(self._folder, self._pool, version.number) as engine:
+            async with open_version(self._folder, self._pool, version.number, concurrency=_CANARIES) as engine:
                 values = await asyncio.gather(*(_passed(one, engine) for one in mine))
             self._write(
                 _Row(one.criterion, one.id, one.id, 0.0, version.number, "verifier", value)
