@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from clawgym.cli._running import stop_on_signals
 from clawgym.console import Console, Progress, progress
 from clawgym.errors import ClawGymError
@@ -110,11 +108,11 @@ def _progress_bar(bars: Progress, console: Console) -> Callable[[str, int, int],
 
 
 def _show(results: Mapping[str, Any]) -> None:
+    """The table by method, as Markdown."""
     by_method = tables(results)[0]
-    table = Table(*by_method["columns"])
-    for row in by_method["rows"]:
-        table.add_row(*row)
-    Console().print(table)
+    columns = by_method["columns"]
+    for cells in (columns, ["---"] * len(columns), *by_method["rows"]):
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

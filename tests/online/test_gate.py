@@ -145,6 +145,29 @@ async def test_a_candidate_that_no_measurement_can_help_makes_room(setup: Setup)
     assert [figures[name]["n"] for name in ("style", "safety", "tasks")] == [6, 0, 0], "the rest would not help"
 
 
+@pytest.mark.parametrize("setup", [["gate.canaries=6"]], indirect=True)
+async def test_a_gate_that_was_killed_between_two_versions_goes_on(setup: Setup) -> None:
+    LIKED.update({0: 0.0, 1: 1.0})
+    setup.candidate()
+    await setup.talk(11)
+    scores = setup.folder.gate / "scores.jsonl"
+    with Pool(setup.folder.pool) as pool:
+        gate = GateKeeper(setup.folder, pool)
+        while await gate.step() and '"style"' not in scores.read_text():
+            pass
+    lines = scores.read_text().splitlines(keepends=True)
+    mine = [line for line in lines if '"style"' not in line or json.loads(line)["version"] == 1]
+    assert len(mine) == len(lines) - 6, "both versions were measured"
+    scores.write_text("".join(mine))
+    await setup.measure()
+    promoted = setup.versions[1]
+    assert promoted.state == "promoted"
+    assert promoted.gate[-1]["figures"]["style"]["n"] == 6
+    rows = [json.loads(line) for line in scores.read_text().splitlines()]
+    measured = [(row["criterion"], row["item"], row["version"]) for row in rows]
+    assert len(measured) == len(set(measured)), "nothing is measured twice"
+
+
 async def test_a_worse_candidate_is_rejected(setup: Setup) -> None:
     LIKED.update({0: 1.0, 1: 0.0})
     setup.candidate()
