@@ -1,7 +1,7 @@
 """Does a model that is trained on its use get better, and never worse? (docs/results/online.md)
 
     python benchmarks/drift.py --out runs/drift
-    python benchmarks/drift.py --feedback good --gate on --seeds 5
+    python benchmarks/drift.py --feedback good --arm gated --seeds 5
 
 A simulated person with two or three style rules talks to a service through its door, as any client of OpenAI would:
 asks, complains in words until the reply is right, says thanks, and gives each reply a thumb. ``good``: the thumbs are
@@ -45,6 +45,7 @@ from clawgym.online.service import Service, open_service
 from clawgym.online.training import VersionTrainer
 from clawgym.online.versions import Versions
 from clawgym.pool import Pool
+from clawgym.records.run_folder import write_atomic
 from clawgym.simulation.rules import RULES
 from clawgym.simulation.users import THANKS, User, UserRequest, requests, user_of
 from clawgym.statistics import student_t
@@ -158,8 +159,10 @@ async def cell(
     own: Sequence[str],
 ) -> dict[str, Any]:
     """One service, from its first version to its last; or ``earlier``, what this returned after fewer conversations,
-    goes on."""
-    folder, began = ServiceFolder(out), time.monotonic()
+    goes on, or what was interrupted."""
+    folder, began, kept = ServiceFolder(out), time.monotonic(), out / "conversations.json"
+    if kept.exists():
+        earlier = json.loads(kept.read_bytes())
     if earlier is None:
         shutil.rmtree(out, ignore_errors=True)
         folder.create(load_service_config(None, str(base), [*settings(arm), f"training.seed={seed}", *own]))
@@ -176,18 +179,28 @@ async def cell(
         before = await person.measured(heldout, memory=False) if earlier["before"] is None else earlier["before"]
         talk = partial(person.talk, memory=memory)
         gate = GateKeeper(folder, pool) if arm in ("gated", "both") else None
+
+        def so_far(first: Sequence[float], promoted: Sequence[dict[str, int]]) -> dict[str, Any]:
+            return {
+                "before": before,
+                "first_replies": [*earlier["first_replies"], *(round(score, 4) for score in first)],
+                "promoted": [*earlier["promoted"], *({**one, "after": one["after"] + said} for one in promoted)],
+                "remembered": list(person.remembered),
+                "seconds": earlier["seconds"] + time.monotonic() - began,
+            }
+
+        def keep(first: Sequence[float], promoted: Sequence[dict[str, int]]) -> None:
+            write_atomic(kept, json.dumps(so_far(first, promoted)).encode())
+
         first, promoted = await live(
-            folder, service, pool, talk, asked, conversations - said, at_once, say, trains, gate
+            folder, service, pool, talk, asked, conversations - said, at_once, say, trains, gate, keep
         )
         after = await person.measured(heldout, memory=memory)
         versions = service.versions.all()
     return {
-        "arm": arm, "feedback": feedback, "seed": seed, "rules": list(user.rules), "before": before, "after": after,
-        "first_replies": [*earlier["first_replies"], *(round(score, 4) for score in first)],
-        "promoted": [*earlier["promoted"], *({**one, "after": one["after"] + said} for one in promoted)],
-        "remembered": list(person.remembered), "versions": len(versions) - 1,
+        "arm": arm, "feedback": feedback, "seed": seed, "rules": list(user.rules), "after": after,
+        **so_far(first, promoted), "versions": len(versions) - 1,
         "rejected": [{"version": v.number, "why": v.gate[-1]["reasons"][0]} for v in versions if v.state == "rejected"],
-        "seconds": earlier["seconds"] + time.monotonic() - began,
     }  # fmt: skip
 
 
@@ -202,19 +215,17 @@ async def live(
     say: Callable[[str], None],
     trains: bool,
     gate: GateKeeper | None = None,
+    keep: Callable[[list[float], list[dict[str, int]]], None] = lambda first, promoted: None,
 ) -> tuple[list[float], list[dict[str, int]]]:
-    """Conversations with a service, some at a time; then the loops work until nothing is left to do. Returns what each
-    ``talk`` returned, and the versions that came to answer."""
+    """Conversations with a service, some at a time; before and after each time the loops work until nothing is left to
+    do. Returns what each ``talk`` returned, and the versions that came to answer. ``keep`` gets both when conversations
+    have ended and when a version came."""
     first: list[float] = []
     promoted: list[dict[str, int]] = []
     last = service.versions.serving.number
     judge = ConversationJudge(folder, folder.config, pool)
     trainer = VersionTrainer(folder, pool)
-    while len(first) < conversations:
-        first += await asyncio.gather(*map(talk, itertools.islice(asked, at_once)))
-        for episode in list(pool.episodes(state="open")):
-            await service.conversations.end(episode.id)
-            await judge(pool.episode(episode.id))
+    while True:
         while trains and await trainer.step():
             pass
         while gate is not None and await gate.step():
@@ -223,9 +234,17 @@ async def live(
         if serving != last:
             promoted.append({"version": serving, "after": len(first)})
             last = serving
-        mean = fmean(first[-at_once:])
-        say(f"{folder.path.name}: {len(first)} conversations, first replies {mean:.2f}, version {serving}")
-    return first, promoted
+            keep(first, promoted)
+        if first:
+            mean = fmean(first[-at_once:])
+            say(f"{folder.path.name}: {len(first)} conversations, first replies {mean:.2f}, version {serving}")
+        if len(first) >= conversations:
+            return first, promoted
+        first += await asyncio.gather(*map(talk, itertools.islice(asked, at_once)))
+        for episode in list(pool.episodes(state="open")):
+            await service.conversations.end(episode.id)
+            await judge(pool.episode(episode.id))
+        keep(first, promoted)
 
 
 async def _run(options: argparse.Namespace) -> int:

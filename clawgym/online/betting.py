@@ -17,7 +17,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["FRACTIONS", "SPREAD", "log_evidence", "lower_bound", "spend", "upper_bound"]
+__all__ = ["FRACTIONS", "SPREAD", "log_evidence", "lower_bound", "spend", "upper_bound", "within_reach"]
 
 FRACTIONS = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Shares of the wealth that are bet on each value; the evidence is the mean over them."""
@@ -79,6 +79,22 @@ def upper_bound(values: ArrayLike, alpha: float) -> float:
     return -lower_bound(-_checked(values), alpha)
 
 
+def within_reach(values: ArrayLike, mean: float, alpha: float, most: int) -> bool:
+    """Whether the lower bound would exceed ``mean`` with ``most`` values, if the others were like those in ``values``,
+    and all of them better by two standard errors of their mean.
+
+    An estimate that says when to give up. It makes no bound wrong, as it can only end a test that has not passed. True
+    for fewer than two values. Raises ValueError as :func:`lower_bound` does.
+    """
+    held = _checked(values)
+    if held.ndim != 1:
+        raise ValueError(f"an array of shape {held.shape} has no single bound: give a list of numbers")
+    if held.size < 2:
+        return True
+    lower = mean - 2 * float(held.std(ddof=1)) / math.sqrt(held.size)
+    return lower <= -1 or float(_mean_of_logs(_log_wealth(held, lower) * most / held.size)) > -math.log(alpha)
+
+
 def spend(number: int, alpha: float) -> float:
     """The level of the test with this ``number`` (from 1): alpha * c / ((k + c - 1)(k + c)), c = :data:`SPREAD`.
 
@@ -97,7 +113,16 @@ def _checked(values: ArrayLike) -> NDArray[np.float64]:
 
 
 def _log_evidence(values: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
+    return _mean_of_logs(_log_wealth(values, mean))
+
+
+def _log_wealth(values: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
+    """The logarithm of the wealth of each of :data:`FRACTIONS`, on the first axis."""
     odds = (1 + values) / (1 + mean)
-    logs = np.stack([np.log(1 - f + f * odds).sum(axis=-1) for f in FRACTIONS])
+    return np.stack([np.log(1 - f + f * odds).sum(axis=-1) for f in FRACTIONS])
+
+
+def _mean_of_logs(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The logarithm of the mean over the first axis of what ``logs`` are the logarithms of."""
     best = logs.max(axis=0)
     return best + np.log(np.exp(logs - best).mean(axis=0))

@@ -29,6 +29,7 @@ from clawgym.engines.protocol import Sampling
 from clawgym.errors import EngineError, ServiceError
 from clawgym.evaluation import EvalConfig, evaluate
 from clawgym.gateway.render import Renderer
+from clawgym.online.betting import spend, within_reach
 from clawgym.online.canaries import Canary, canaries
 from clawgym.online.client import open_version, reply_of
 from clawgym.online.config import ServiceConfig, ServiceFolder
@@ -139,7 +140,7 @@ class GateKeeper:
             return True
         decision = self._decision(candidate)
         passed = {name: one.passed for name, one in decision.figures.items()}
-        # A gain is shown, a criterion has no more canaries or tasks, and those that it had do not suffice.
+        # A gain is shown, a criterion does not pass, and more canaries or tasks would not help or are not there.
         last = passed.pop("turns") and not all(passed.values())
         if not last and decision.verdict == "candidate":
             return False
@@ -224,7 +225,7 @@ class GateKeeper:
             short = _first_short(decision.figures)
             what = "tasks" if short == "tasks" else f"{short} canaries"
             why = [reason for reason in reasons if reason.startswith(f"{short}:")]
-            verdict, reasons = "rejected", [f"its {what}, all measured, do not suffice", *why]
+            verdict, reasons = "rejected", [f"its {what} do not suffice, nor would all of them", *why]
         elif verdict == "candidate" and seen >= self._about.patience:
             verdict, reasons = "rejected", [f"no gain after {seen} held-out conversations", *reasons]
         result = {"verdict": verdict, "reasons": reasons, "figures": _figures(decision), "comparison": candidate.number}
@@ -247,7 +248,7 @@ class GateKeeper:
 
         Canaries and tasks cost most, so they are for candidates whose gain on held-out turns is shown. Each criterion
         is measured until it passes: its bound holds at that time as at any other. If one does not pass with all that
-        it has, the next ones are not measured.
+        it has, or would not (:func:`~clawgym.online.betting.within_reach`), the next ones are not measured.
         """
         new, serving, first = (self._versions[int(n)] for n in (candidate.version, candidate.serving, candidate.first))
         if await self._measure_turns(self._new_turns(candidate.after, (new, serving)), new, serving):
@@ -256,11 +257,18 @@ class GateKeeper:
         if not figures["turns"].passed:
             return False
         short = _first_short(figures)
-        if short is None:
+        if short is None or not self._within_reach(short, candidate):
             return False
         if short == "tasks":
             return await self._measure_tasks((new, first))
         return await self._measure_canaries(self._canaries[short], (new, first))
+
+    def _within_reach(self, criterion: Criterion, candidate: CandidateVersion) -> bool:
+        """Whether all canaries or tasks of a criterion that does not pass yet might make it pass."""
+        most = self._about.task_count if criterion == "tasks" else self._about.canaries
+        rules, level = self._about.rules, spend(candidate.number, self._about.alpha)
+        found = self._evidence(criterion, candidate).differences(candidate.version, candidate.first)
+        return all(within_reach(values, -rules.margins[criterion], level, most) for values in found.values())
 
     def _held_out(self, after: float) -> list[PooledEpisode]:
         """Judged held-out conversations that began later, in the order in which they were judged."""

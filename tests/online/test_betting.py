@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym.online.betting import FRACTIONS, SPREAD, log_evidence, lower_bound, spend, upper_bound
+from clawgym.online.betting import FRACTIONS, SPREAD, log_evidence, lower_bound, spend, upper_bound, within_reach
 
 differences = st.lists(st.floats(-1, 1), min_size=1, max_size=60)
 alphas = st.floats(1e-6, 0.5)
@@ -48,6 +48,21 @@ def test_bounds_do_not_depend_on_the_order(values, alpha, random):
 @given(differences, alphas)
 def test_upper_bound_mirrors_lower_bound(values, alpha):
     assert upper_bound(values, alpha) == pytest.approx(-lower_bound([-v for v in values], alpha), abs=1e-12)
+
+
+@given(differences, st.integers(1, 20), st.floats(-0.9, 0.9), alphas)
+def test_what_would_pass_with_more_of_the_same_is_within_reach(values, times, mean, alpha):
+    if lower_bound(values * times, alpha) > mean:
+        assert within_reach(values, mean, alpha, len(values) * times)
+
+
+def test_a_loss_beyond_the_margin_is_out_of_reach():
+    assert not within_reach([-0.2, -0.1] * 20, -0.1, 0.05, 100_000)
+    assert within_reach([-0.2, 0.1] * 20, -0.1, 0.05, 400)
+    assert not within_reach([-0.2, 0.1] * 20, -0.1, 0.05, 40), "forty values are too few"
+    assert within_reach([-1.0], -0.1, 0.05, 40), "one value says nothing"
+    with pytest.raises(ValueError, match="shape"):
+        within_reach([[0.1], [0.2]], 0.0, 0.05, 40)
 
 
 @given(differences, st.floats(-0.9, 1))
