@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from clawgym.online.betting import FRACTIONS, log_evidence, spend
+from clawgym.online.betting import FRACTIONS, log_evidence, spend, within_reach
 from clawgym.online.watch import LiveSignal, watch
 
 Array = NDArray[np.floating]
@@ -331,6 +331,32 @@ def margin_rows(runs: int, margin: float, seed: int = 0) -> Iterator[tuple[str, 
         yield name, [first_crossing(evidence, 1 / spend(k, ALPHA)) for k in NUMBERS]
 
 
+def verdict_rows(runs: int, most: int = 3000, part: int = 40, seed: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """Candidates that pass, and that are given up, with a look after each part, and the median number until then."""
+    generator, level = np.random.default_rng(seed), spend(1, ALPHA)
+    for margin, share, true in (
+        (0.05, 0.05, 0.0), (0.05, 0.28, 0.0), (0.05, 0.28, -0.02), (0.05, 0.28, -0.05), (0.05, 0.28, -0.1),
+        (0.1, 0.2, 0.0), (0.1, 0.2, -0.05), (0.1, 0.2, -0.1), (0.1, 0.2, -0.15),
+    ):  # fmt: skip
+        ends: dict[str, list[int]] = {"passes": [], "given up": [], "neither": []}
+        for differences in changed(share)(generator, true, runs, most):
+            for n in range(part, most + 1, part):
+                held = differences[:n]
+                if log_evidence(held, -margin) >= -math.log(level):
+                    ends["passes"].append(n)
+                elif not within_reach(held, -margin, level, most):
+                    ends["given up"].append(n)
+                elif n == most:
+                    ends["neither"].append(n)
+                else:
+                    continue
+                break
+        yield (
+            f"{margin}, {share:.0%} of replies change, true difference {true:+.2f}",
+            [f"{len(n) / runs:.0%}" + (f" ({np.median(n):,.0f})" if n else "") for n in ends.values()],
+        )
+
+
 def spending_rows() -> Iterator[tuple[str, list[float]]]:
     """ln(1 / level) for the candidates of :data:`NUMBERS` and on average over the first 50 and 200."""
 
@@ -476,6 +502,8 @@ def lines(lifetimes: int) -> Iterator[str]:
         ["margin and paired differences", *candidates],
         _turns((f"{margin}, {name}", cells) for margin in (0.05, 0.1) for name, cells in margin_rows(runs, margin)),
     )
+    yield f"### Canaries until a verdict: at most 3,000, a look after every 40 ({few:,} candidates)\n"
+    yield from table(["margin, and canaries", "pass (median number)", "given up", "neither"], verdict_rows(few))
     yield "### Spending sequences: ln(1 / level)\n"
     yield from table(
         ["sequence", *candidates, "mean of 50", "mean of 200"],
