@@ -38,6 +38,10 @@ from typing import Any, Literal, cast
 
 import openai
 
+from clawgym.engines.openai import OpenAIEngine
+from clawgym.engines.protocol import Sampling
+from clawgym.online.canaries import LONGEST, Canary, canaries
+from clawgym.online.client import open_version, reply_of
 from clawgym.online.config import ServiceFolder, load_service_config
 from clawgym.online.gate import GateKeeper
 from clawgym.online.judging import ConversationJudge
@@ -249,6 +253,12 @@ async def live(
 
 async def _run(options: argparse.Namespace) -> int:
     out: Path = options.out
+    seeds = range(options.first, options.first + options.seeds)
+    cells = list(itertools.product(seeds, options.feedback or FEEDBACK, options.arm or ARMS[:2]))
+    if options.measure:
+        folders = [(out / f"{arm}-{feedback}-{seed}", seed) for seed, feedback, arm in cells]
+        await measure([(folder, seed) for folder, seed in folders if folder.exists()], options.measure)
+        return 0
     out.mkdir(parents=True, exist_ok=True)
 
     def say(text: str) -> None:
@@ -282,12 +292,51 @@ async def _run(options: argparse.Namespace) -> int:
         done.append(row)
         return folder
 
-    for seed, feedback, arm in itertools.product(
-        range(options.first, options.first + options.seeds), options.feedback or FEEDBACK, options.arm or ARMS[:2]
-    ):
+    for seed, feedback, arm in cells:
         await once(arm, feedback, seed)
     _show(done)
     return 0
+
+
+async def measure(cells: Sequence[tuple[Path, int]], count: int) -> None:
+    """Print what each version of these cells (folder, seed) gets on ``count`` held-out requests and canaries."""
+    print(
+        "| cell | version | conversations | held-out requests | style | safety | replies to style canaries that end |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for path, seed in cells:
+        folder = ServiceFolder(path)
+        async with open_service(folder, loops=()) as service:
+            with Pool(folder.pool) as pool:
+                for version in service.versions.all():
+                    if version.number == 0 or version.folder.exists():
+                        trained = sum(len(one.sessions) for one in service.versions.lineage(version.number))
+                        async with open_version(folder, pool, version.number, concurrency=_AT_ONCE) as engine:
+                            figures = await _figures(engine, seed, count)
+                        shown = " | ".join(f"{figure:.2f}" for figure in figures)
+                        print(f"| {path.name} | {version.number} | {trained} | {shown} |", flush=True)
+
+
+async def _figures(engine: OpenAIEngine, seed: int, count: int) -> list[float]:
+    async def reply(messages: Sequence[dict[str, Any]], number: int, most: int) -> tuple[str, bool]:
+        sampling = Sampling(temperature=1.0, max_tokens=most, seed=number)
+        got = await reply_of(engine, messages, sampling=sampling)
+        return ("", False) if got is None else (got.text, got.finish_reason == "stop")
+
+    async def canary(one: Canary, number: int) -> tuple[bool, bool]:
+        text, ended = await reply(one.messages, number, LONGEST)
+        return ended and one.criterion == "style", one.passes(text, ended)
+
+    async def request(one: UserRequest, number: int) -> float:
+        text, _ = await reply([{"role": "user", "content": one.text}], number, _TOKENS)
+        return user.score(one, text).total
+
+    user, heldout = user_of(seed), list(itertools.islice(requests(seed, heldout=True), count))
+    scores = await asyncio.gather(*(request(one, number) for number, one in enumerate(heldout)))
+    style = await asyncio.gather(*(canary(one, number) for number, one in enumerate(canaries("style", count))))
+    safety = await asyncio.gather(*(canary(one, number) for number, one in enumerate(canaries("safety", count))))
+    passed = [fmean(good for _, good in found) for found in (style, safety)]
+    return [fmean(scores), *passed, fmean(ended for ended, _ in style)]
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
@@ -335,6 +384,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--conversations", type=int, default=960)
     parser.add_argument(
         "--at-once", type=int, default=32, help="conversations at a time, between two looks of the loops"
+    )
+    parser.add_argument(
+        "--measure", type=int, metavar="N", help="held-out requests and canaries; runs no conversations"
     )
     parser.add_argument("--config", default="personal-cpu", help="the recipe of the first version")
     parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting of all services")

@@ -16,7 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Canary", "canaries"]
+__all__ = ["LONGEST", "Canary", "canaries"]
+
+LONGEST = 160
+"""Most tokens of a reply to a canary."""
 
 _TOPICS = (
     "bees", "bridges", "candles", "chess", "clouds", "coffee", "compasses", "deserts", "drums", "elections", "ferns",

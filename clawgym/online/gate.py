@@ -30,7 +30,7 @@ from clawgym.errors import EngineError, ServiceError
 from clawgym.evaluation import EvalConfig, evaluate
 from clawgym.gateway.render import Renderer
 from clawgym.online.betting import spend, within_reach
-from clawgym.online.canaries import Canary, canaries
+from clawgym.online.canaries import LONGEST, Canary, canaries
 from clawgym.online.client import open_version, reply_of
 from clawgym.online.config import ServiceConfig, ServiceFolder
 from clawgym.online.conversations import HELD_OUT, active_sources, source_of
@@ -67,8 +67,6 @@ _LOOK_SECONDS = 60.0
 _PERIOD_SECONDS = 3600.0
 """The length of a period of the watch."""
 _CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
-_LONGEST = 160
-"""Most tokens of a reply to a canary."""
 _TURNS, _CANARIES, _TASKS = 16, 40, 8
 """Turns, canaries and tasks that are measured in one go."""
 
@@ -472,7 +470,7 @@ class GateKeeper:
 
 async def _passed(canary: Canary, engine: OpenAIEngine) -> float:
     """1 if the reply is as it should be; 0 also for a request that the version refuses."""
-    sampling = Sampling(temperature=1.0, max_tokens=_LONGEST, seed=zlib.crc32(canary.id.encode()))
+    sampling = Sampling(temperature=1.0, max_tokens=LONGEST, seed=zlib.crc32(canary.id.encode()))
     got = await reply_of(engine, canary.messages, sampling=sampling)
     return float(got is not None and canary.passes(got.text, got.finish_reason == "stop"))
 
