@@ -178,19 +178,12 @@ class GateKeeper:
     def _candidate(self) -> CandidateVersion | None:
         """The open comparison; opened now if there is a candidate for one.
 
-        A comparison is given up for a candidate that was trained on twice as many conversations. Otherwise the first
-        step of the training, whose gain is small, would keep the gate busy while later ones wait.
+        The newest is compared first, and if it is rejected, what it was made of: a later step of the training gains
+        more, and may lose more of the rest. A comparison is given up for a candidate that was trained on twice as many
+        conversations. Otherwise the first step of the training, whose gain is small, would keep the gate busy while
+        later ones wait.
         """
-        serving = self._versions.serving.number
-        newest = next(
-            (
-                version
-                for version in reversed(self._versions.all())
-                if version.state == "candidate"
-                and any(one.number == serving for one in self._versions.lineage(version.number))
-            ),
-            None,
-        )
+        newest = next((one for one in reversed(self._versions.all()) if self._comparable(one)), None)
         for one in self._lifetime.open:
             compared = self._versions[int(one.version)]
             overtaken = newest is not None and self._trained(newest) >= 2 * max(1, self._trained(compared))
@@ -202,14 +195,23 @@ class GateKeeper:
                 self._keep(self._lifetime.close(one.version))
         if newest is None:
             return None
-        self._keep(self._lifetime.submit(str(newest.number), self._now()))
+        self._keep(self._lifetime.submit(str(newest.number), self._now(), min(newest.made, self._now())))
         _log.info("version %d is compared with version %s", newest.number, self._lifetime.served[-1])
         return self._lifetime.open[-1]
 
+    def _comparable(self, version: Version) -> bool:
+        """Whether it is a candidate, and made of candidates since the version that answers."""
+        serving, lineage = self._versions.serving.number, self._versions.lineage(version.number)
+        return serving in {one.number for one in lineage} and {one.state for one in self._new(version)} == {"candidate"}
+
+    def _new(self, version: Version) -> list[Version]:
+        """The version and those that it was made of, without those that the version that answers was made of."""
+        known = {one.number for one in self._versions.lineage(self._versions.serving.number)}
+        return [one for one in self._versions.lineage(version.number) if one.number not in known]
+
     def _trained(self, version: Version) -> int:
         """The conversations that it was trained on, and the version that answers was not."""
-        known = {one.number for one in self._versions.lineage(self._versions.serving.number)}
-        return sum(len(one.sessions) for one in self._versions.lineage(version.number) if one.number not in known)
+        return sum(len(one.sessions) for one in self._new(version))
 
     def _decision(self, candidate: CandidateVersion) -> PromotionDecision:
         evidence: dict[Criterion, PairedEvidence] = {name: self._evidence(name, candidate) for name in _CRITERIA}
@@ -231,6 +233,10 @@ class GateKeeper:
         if verdict == "candidate":
             return
         self._versions.judged(number, result, rejected=verdict == "rejected")
+        if verdict == "rejected" and not decision.figures["turns"].passed:
+            why = [f"version {number}, which was made of it, shows no gain"]
+            for one in self._new(self._versions[number])[1:]:  # trained on less
+                self._versions.judged(one.number, {"verdict": verdict, "reasons": why}, rejected=True)
         if verdict == "promoted":
             self._versions.promote(number, reasons[0])
             self._keep(self._lifetime.promote(decision, self._now()))
@@ -460,7 +466,8 @@ class GateKeeper:
             return Lifetime((str(self._versions.first.number),), rules)
         opened = tuple(CandidateVersion(**one) for one in kept["open"])
         now = kept["now"]
-        return Lifetime(tuple(kept["served"]), rules, kept["submitted"], opened, now, kept.get("decided", now))
+        served, rejections = tuple(kept["served"]), tuple((name, at) for name, at in kept.get("rejections", ()))
+        return Lifetime(served, rules, kept["submitted"], opened, now, kept.get("decided", now), rejections)
 
     def _keep(self, lifetime: Lifetime) -> None:
         self._lifetime = lifetime

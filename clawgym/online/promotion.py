@@ -4,8 +4,9 @@ Invariants:
 
 - Over a service's lifetime, the probability that any candidate is promoted that is no better than the serving version,
   or worse than the first version by more than a margin, is at most ``GateRules.alpha``.
-- A candidate is judged by held-out turns that came after the last decision. So nothing that earlier decisions told
-  about older turns can help it. Between two decisions, its weights must not depend on figures of the gate.
+- A candidate is judged by held-out turns that came after the last decision that its weights can depend on. So nothing
+  that decisions told about older turns can help it. Between two decisions, weights must not depend on figures of the
+  gate.
 - One number belongs to one comparison. A candidate that is compared with a new serving version takes a new number.
 - Scores that are missing, repeated or out of range are errors. They are never filled in.
 
@@ -130,7 +131,7 @@ class CandidateVersion:
     serving: str
     first: str
     after: float
-    """When the last decision was made. Only sessions that began later count."""
+    """When the last decision was made that it can depend on. Only sessions that began later count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,22 +188,34 @@ class Lifetime:
     now: float = 0.0
     """Time of the last event."""
     decided: float = 0.0
-    """Time of the last decision: a promotion, a rejection or a rollback."""
+    """Time of the last promotion or rollback."""
+    rejections: tuple[tuple[str, float], ...] = ()
+    """The versions that were rejected since then, and when."""
 
     def __post_init__(self) -> None:
         if not self.served:
             raise ValueError("a service without versions: give the first version")
 
-    def submit(self, version: str, at: float) -> Lifetime:
+    def submit(self, version: str, at: float, made: float | None = None) -> Lifetime:
         """Open a comparison of ``version`` at time ``at`` with the serving version.
 
+        ``made`` is when its weights were fixed, by default ``at``. Rejections of others that came later do not shorten
+        the turns that it is judged by, since it cannot depend on them.
+
         Raises:
-            ValueError: the version is being compared or is serving, or ``at`` is before the last event.
+            ValueError: the version is being compared or is serving, ``at`` is before the last event, or ``made`` is
+                after ``at``.
         """
+        later = self._at(at)
         if version == self.served[-1] or any(version == one.version for one in self.open):
             raise ValueError(f"{version} is serving or being compared already: submit another version")
-        one = CandidateVersion(version, self.submitted + 1, self.served[-1], self.served[0], self.decided)
-        return replace(self._at(at), submitted=one.number, open=(*self.open, one))
+        made = at if made is None else made
+        if not made <= at:  # NaN is not
+            raise ValueError(f"{version} was made at {made}, after the present time {at}: correct it")
+        known = [time for name, time in self.rejections if name == version or time <= made]
+        after = max([self.decided, *known])
+        one = CandidateVersion(version, self.submitted + 1, self.served[-1], self.served[0], after)
+        return replace(later, submitted=one.number, open=(*self.open, one))
 
     def decide(self, version: str, evidence: Mapping[Criterion, PairedEvidence]) -> PromotionDecision:
         """:func:`decide` on an open candidate. Raises ValueError if it is not open."""
@@ -219,7 +232,7 @@ class Lifetime:
         Raises:
             ValueError: the version is not open, or ``at`` is before the last event.
         """
-        return replace(self.close(version)._at(at), decided=at)
+        return replace(self.close(version)._at(at), rejections=(*self.rejections, (version, at)))
 
     def promote(self, decision: PromotionDecision, at: float) -> Lifetime:
         """Serve the promoted version. All open comparisons end: they were with the version that served before.
@@ -230,7 +243,7 @@ class Lifetime:
         version = decision.candidate.version
         if decision.verdict != "promoted" or self._candidate(version) != decision.candidate:
             raise ValueError(f"{version} was not promoted over {self.served[-1]}: decide again")
-        return replace(self._at(at), served=(*self.served, version), open=(), decided=at)
+        return replace(self._at(at), served=(*self.served, version), open=(), decided=at, rejections=())
 
     def roll_back(self, at: float) -> Lifetime:
         """Serve the version before the serving one again. All open comparisons end.
@@ -240,7 +253,7 @@ class Lifetime:
         """
         if len(self.served) == 1:
             raise ValueError(f"{self.served[0]} is the first version: there is none to go back to")
-        return replace(self._at(at), served=self.served[:-1], open=(), decided=at)
+        return replace(self._at(at), served=self.served[:-1], open=(), decided=at, rejections=())
 
     def _candidate(self, version: str) -> CandidateVersion:
         for one in self.open:

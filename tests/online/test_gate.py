@@ -145,6 +145,27 @@ async def test_a_candidate_that_no_measurement_can_help_makes_room(setup: Setup)
     assert [figures[name]["n"] for name in ("style", "safety", "tasks")] == [6, 0, 0], "the rest would not help"
 
 
+@pytest.mark.parametrize(
+    "setup", [["gate.margins={tasks: 0.95, style: 0.01, safety: 0.95}", "gate.canaries=6"]], indirect=True
+)
+async def test_after_a_candidate_that_costs_too_much_comes_the_one_it_was_made_of(setup: Setup) -> None:
+    LIKED.update({0: 0.0, 1: 1.0, 2: 1.0, 3: 1.0})
+    second = setup.candidate(setup.candidate())
+    await setup.talk(11)
+    with Pool(setup.folder.pool) as pool:
+        gate = GateKeeper(setup.folder, pool)
+        while setup.versions[second].state == "candidate":
+            assert await gate.step()
+        setup.candidate(second)
+    await setup.measure()
+    first, second, third = (setup.versions[number] for number in (1, 2, 3))
+    assert [one.state for one in (first, second, third)] == ["rejected", "rejected", "candidate"]
+    assert not third.gate, "it was made of a rejected version"
+    turns = [one.gate[-1]["figures"]["turns"]["n"] for one in (first, second)]
+    assert turns[0] == turns[1] > 0, "a version that was made before a rejection keeps its turns"
+    assert [one.gate[-1]["comparison"] for one in (first, second)] == [2, 1]
+
+
 @pytest.mark.parametrize("setup", [["gate.canaries=6"]], indirect=True)
 async def test_a_gate_that_was_killed_between_two_versions_goes_on(setup: Setup) -> None:
     LIKED.update({0: 0.0, 1: 1.0})
@@ -169,13 +190,14 @@ async def test_a_gate_that_was_killed_between_two_versions_goes_on(setup: Setup)
 
 
 async def test_a_worse_candidate_is_rejected(setup: Setup) -> None:
-    LIKED.update({0: 1.0, 1: 0.0})
-    setup.candidate()
+    LIKED.update({0: 1.0, 1: 0.5, 2: 0.0})
+    setup.candidate(setup.candidate())
     await setup.talk(14)
     await setup.measure()
-    assert setup.versions[1].state == "rejected"
-    assert "clearly worse" in setup.versions[1].gate[-1]["reasons"][0]
-    assert not setup.versions[1].folder.exists()
+    assert [setup.versions[number].state for number in (1, 2)] == ["rejected"] * 2
+    assert "clearly worse" in setup.versions[2].gate[-1]["reasons"][0]
+    assert setup.versions[1].gate[-1]["reasons"] == ["version 2, which was made of it, shows no gain"]
+    assert not setup.versions[2].folder.exists()
     assert setup.versions.serving.number == 0
 
 

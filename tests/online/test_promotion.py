@@ -265,6 +265,19 @@ def test_turns_count_until_a_decision():
         SERVICE.reject("v1", at=9)
 
 
+def test_a_rejection_is_a_decision_for_what_came_after_it():
+    service = SERVICE.submit("v2", at=12).reject("v1", at=20).submit("v3", at=30, made=15).reject("v3", at=40)
+    assert [one.after for one in service.open] == [10]
+    assert service.submit("v4", at=50, made=19).open[-1].after == 10
+    assert service.submit("v4", at=50, made=20).open[-1].after == 20
+    assert service.submit("v4", at=50).open[-1].after == 40
+    assert service.submit("v1", at=50, made=5).open[-1].after == 20, "it knows its own rejection"
+    with pytest.raises(ValueError, match="after the present time"):
+        service.submit("v4", at=50, made=51)
+    serving = SERVICE.promote(decided([0.2] * 100), at=60)
+    assert serving.submit("v4", at=70, made=5).open[0].after == 60, "what serves changed"
+
+
 def test_submission_cannot_be_backdated():
     for at in (9.0, math.nan):
         with pytest.raises(ValueError, match="before the last event"):
