@@ -29,7 +29,7 @@ from clawgym.engines.protocol import Sampling
 from clawgym.errors import EngineError, ServiceError
 from clawgym.evaluation import EvalConfig, evaluate
 from clawgym.gateway.render import Renderer
-from clawgym.online.betting import spend, within_reach
+from clawgym.online.betting import within_reach
 from clawgym.online.canaries import LONGEST, Canary, canaries
 from clawgym.online.client import open_version, reply_of
 from clawgym.online.config import ServiceConfig, ServiceFolder
@@ -236,7 +236,8 @@ class GateKeeper:
         if verdict == "rejected" and not decision.figures["turns"].passed:
             why = [f"version {number}, which was made of it, shows no gain"]
             for one in self._new(self._versions[number])[1:]:  # trained on less
-                self._versions.judged(one.number, {"verdict": verdict, "reasons": why}, rejected=True)
+                if one.state == "candidate":
+                    self._versions.judged(one.number, {"verdict": verdict, "reasons": why}, rejected=True)
         if verdict == "promoted":
             self._versions.promote(number, reasons[0])
             self._keep(self._lifetime.promote(decision, self._now()))
@@ -261,18 +262,17 @@ class GateKeeper:
         if not figures["turns"].passed:
             return False
         short = _first_short(figures)
-        if short is None or not self._within_reach(short, candidate):
+        if short is None or not self._within_reach(figures[short], candidate):
             return False
         if short == "tasks":
             return await self._measure_tasks((new, first))
         return await self._measure_canaries(self._canaries[short], (new, first))
 
-    def _within_reach(self, criterion: Criterion, candidate: CandidateVersion) -> bool:
-        """Whether all canaries or tasks of a criterion that does not pass yet might make it pass."""
-        most = self._about.task_count if criterion == "tasks" else self._about.canaries
-        rules, level = self._about.rules, spend(candidate.number, self._about.alpha)
-        found = self._evidence(criterion, candidate).differences(candidate.version, candidate.first)
-        return all(within_reach(values, -rules.margins[criterion], level, most) for values in found.values())
+    def _within_reach(self, short: Figures, candidate: CandidateVersion) -> bool:
+        """Whether a criterion that does not pass yet might pass with all its canaries or tasks."""
+        most = self._about.task_count if short.criterion == "tasks" else self._about.canaries
+        found = self._evidence(short.criterion, candidate).differences(candidate.version, candidate.first)
+        return all(within_reach(values, short.needed, short.alpha, most) for values in found.values())
 
     def _held_out(self, after: float) -> list[PooledEpisode]:
         """Judged held-out conversations that began later, in the order in which they were judged."""
