@@ -183,7 +183,8 @@ class GateKeeper:
         conversations. Otherwise the first step of the training, whose gain is small, would keep the gate busy while
         later ones wait.
         """
-        newest = next((one for one in reversed(self._versions.all()) if self._comparable(one)), None)
+        all_ = [one for one in self._versions.all() if one.state == "candidate"]
+        newest = next((one for one in reversed(all_) if self._versions.may_answer(one.number)), None)
         for one in self._lifetime.open:
             compared = self._versions[int(one.version)]
             overtaken = newest is not None and self._trained(newest) >= 2 * max(1, self._trained(compared))
@@ -199,19 +200,9 @@ class GateKeeper:
         _log.info("version %d is compared with version %s", newest.number, self._lifetime.served[-1])
         return self._lifetime.open[-1]
 
-    def _comparable(self, version: Version) -> bool:
-        """Whether it is a candidate, and made of candidates since the version that answers."""
-        serving, lineage = self._versions.serving.number, self._versions.lineage(version.number)
-        return serving in {one.number for one in lineage} and {one.state for one in self._new(version)} == {"candidate"}
-
-    def _new(self, version: Version) -> list[Version]:
-        """The version and those that it was made of, without those that the version that answers was made of."""
-        known = {one.number for one in self._versions.lineage(self._versions.serving.number)}
-        return [one for one in self._versions.lineage(version.number) if one.number not in known]
-
     def _trained(self, version: Version) -> int:
         """The conversations that it was trained on, and the version that answers was not."""
-        return sum(len(one.sessions) for one in self._new(version))
+        return sum(len(one.sessions) for one in self._versions.unserved(version.number))
 
     def _decision(self, candidate: CandidateVersion) -> PromotionDecision:
         evidence: dict[Criterion, PairedEvidence] = {name: self._evidence(name, candidate) for name in _CRITERIA}
@@ -235,7 +226,7 @@ class GateKeeper:
         self._versions.judged(number, result, rejected=verdict == "rejected")
         if verdict == "rejected" and not decision.figures["turns"].passed:
             why = [f"version {number}, which was made of it, shows no gain"]
-            for one in self._new(self._versions[number])[1:]:  # trained on less
+            for one in self._versions.unserved(number)[1:]:  # trained on less
                 if one.state == "candidate":
                     self._versions.judged(one.number, {"verdict": verdict, "reasons": why}, rejected=True)
         if verdict == "promoted":

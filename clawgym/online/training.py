@@ -3,7 +3,8 @@
 Invariants: a conversation is trained on once, also if this process is killed at any moment: a checkpoint, then the
 version, then the acknowledgement to the pool. Held-out and private conversations are in no batch. One source has at
 most ``source_share`` of a step if several speak; training waits for the others. It goes on from versions that may still
-answer: where one was rejected, rolled back or erased, it starts again from the version that answers.
+answer: where one was rejected, rolled back or erased, it starts again from the newest that may. That is what the gate
+compares next, or the version that answers.
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ _LEASE_SECONDS = 10 * 365 * 86400.0
 """Nobody else trains on the conversations of a service."""
 _MOST_IMITATED = 3
 """Most sequences of one conversation that are imitated: a long one has no more weight than that."""
-_ENDED = ("rejected", "withdrawn", "erased")
 
 
 async def train_versions(folder: ServiceFolder, stop: asyncio.Event) -> None:
@@ -153,7 +153,8 @@ class VersionTrainer:
             sources = json.loads(self._plan.read_bytes())["sources"]
         else:
             self._follow()
-            if not self._about.algorithm.imitation and len(self._unserved()) > self._about.rollout.staleness:
+            unserved = self._versions.unserved(self.current.number)
+            if not self._about.algorithm.imitation and len(unserved) > self._about.rollout.staleness:
                 return False  # the gate is behind
             sources = self._choose()
             if not sources:
@@ -200,20 +201,14 @@ class VersionTrainer:
         plan = {"step": self._progress.step, "sources": dict(sources)}
         write_atomic(self._plan, json.dumps(plan).encode())
 
-    def _unserved(self) -> list[Version]:
-        """The versions after the one that answers, up to the current one."""
-        serving = self._versions.serving.number
-        lineage = self._versions.lineage(self.current.number)
-        return list(itertools.takewhile(lambda version: version.number != serving, lineage))
-
     def _follow(self) -> None:
-        """Start again from the version that answers, unless it is an ancestor and nothing since has failed."""
-        current, serving = self.current, self._versions.serving
-        lineage = {version.number for version in self._versions.lineage(current.number)}
-        if serving.number not in lineage or any(version.state in _ENDED for version in self._unserved()):
-            _log.info("version %d is given up: training starts again from version %d", current.number, serving.number)
-            self._load(serving)
-            self._stand(serving)
+        """Start again from the newest version that may answer, if the current one may not any more."""
+        current = self.current
+        if not self._versions.may_answer(current.number):
+            start = next(one for one in reversed(self._versions.all()) if self._versions.may_answer(one.number))
+            _log.info("version %d is given up: training starts again from version %d", current.number, start.number)
+            self._load(start)
+            self._stand(start)
 
     def _load(self, version: Version) -> None:
         """Take the weights of a version, with a new optimizer."""

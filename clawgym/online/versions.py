@@ -140,6 +140,16 @@ class Versions:
             found.append(self[parent])
         return tuple(found)
 
+    def unserved(self, number: int) -> tuple[Version, ...]:
+        """The part of its lineage that the version that answers is not made of, newest first. Empty for that one."""
+        known = {one.number for one in self.lineage(self.serving.number)}
+        return tuple(one for one in self.lineage(number) if one.number not in known)
+
+    def may_answer(self, number: int) -> bool:
+        """Whether it answers, or is made of the version that does, with candidates only since then."""
+        made_of_it = self.serving.number in {one.number for one in self.lineage(number)}
+        return made_of_it and all(one.state == "candidate" for one in self.unserved(number))
+
     def adapter_of(self, version: Version) -> Path | None:
         """The folder of its LoRA adapter, on this machine; None for the first version."""
         return version.adapter

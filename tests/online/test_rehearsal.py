@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,31 @@ async def test_a_version_names_the_conversations_that_it_was_trained_on(
         _, one, two = Versions(folder.versions).all()
     assert set(one.sessions) == first
     assert set(two.sessions) == ({new, old} if imitation else {new})
+
+
+async def test_training_goes_on_from_what_the_gate_compares_next(model: Path, tmp_path: Path) -> None:
+    """After a rejection that is the version that the rejected one was made of, with its weights."""
+    folder = ServiceFolder(tmp_path / "service")
+    settings = ["redact=false", "held_out=0", "training.rollout.groups=2", "training.algorithm.imitation=1"]
+    settings += ["training.reward.judge=complaints", "gate.scorers=[likelihood, complaints]"]
+    folder.create(load_service_config(None, str(model), settings))
+    versions = Versions.create(folder.versions, model)
+    with Pool(folder.pool) as pool, contextlib.closing(VersionTrainer(folder, pool)) as trainer:
+
+        async def steps() -> None:
+            for number in range(2):
+                converse(pool, number, (-1, 1))
+            await judged(folder, pool)
+            while await trainer.step():
+                pass
+
+        for _ in range(3):
+            await steps()
+        assert [version.parent for version in versions.all()] == [None, 0, 1, 2]
+        versions.judged(3, {"verdict": "rejected", "reasons": ["style"]}, rejected=True)
+        await steps()
+        assert versions[4].parent == 2
+        for number in (4, 2, 1):
+            versions.judged(number, {"verdict": "rejected", "reasons": ["no gain"]}, rejected=True)
+        await steps()
+        assert versions[5].parent == 0

@@ -97,6 +97,24 @@ def test_rejected_versions_never_answer(versions: Versions) -> None:
         versions.promote(7, "please")
 
 
+def test_only_candidates_that_are_made_of_the_serving_version_may_answer(versions: Versions) -> None:
+    for parent in (0, 1, 2, 0):
+        versions.add(weights(str(parent)), parent=parent, sessions=[f"s{parent}"])
+
+    def may() -> list[int]:
+        return [version.number for version in versions.all() if versions.may_answer(version.number)]
+
+    assert may() == [0, 1, 2, 3, 4]
+    versions.judged(3, {"verdict": "rejected"}, rejected=True)
+    assert may() == [0, 1, 2, 4]
+    versions.promote(1, "better")
+    assert may() == [1, 2], "neither what it was made of, nor what was made beside it"
+    assert [version.number for version in versions.unserved(3)] == [3, 2]
+    versions.promote(2, "better")
+    versions.roll_back("worse", to=0)
+    assert may() == [0, 4], "version 1 answered once, and what was made of it is not compared"
+
+
 def test_a_forgotten_conversation_is_in_no_weights(versions: Versions) -> None:
     for parent, sessions in ((0, ["a"]), (1, ["b"]), (2, ["c"])):
         number = versions.add(weights(str(parent)), parent=parent, sessions=sessions).number
