@@ -56,6 +56,7 @@ from clawgym.records.run_folder import RunFolder, repair_tail, write_atomic
 from clawgym.registry import scorers
 from clawgym.sandbox import backend as make_backend
 from clawgym.tasks import sets
+from clawgym.trainers.common.splits import limited
 
 __all__ = ["GateKeeper", "keep_gate"]
 
@@ -390,8 +391,8 @@ class GateKeeper:
         if self._tasks is None:
             whole = sets.load(self._about.tasks)
             count = min(len(whole.tasks), self._about.task_count)
-            chosen = tuple(whole.tasks[n * len(whole.tasks) // count] for n in range(count))
-            self._tasks = TaskSet(whole.name, chosen)
+            chosen = (whole.tasks[n * len(whole.tasks) // count] for n in range(count))
+            self._tasks = TaskSet(whole.name, tuple(limited(task, self._config.training.agent) for task in chosen))
         return self._tasks
 
     def _scorer(self, name: str) -> ReplayScorer:

@@ -22,7 +22,7 @@ from clawgym.tasks.packs import pack
 from clawgym.tasks.packs.seeded import WORDS
 from clawgym.trainers.config import AgentPart, Seeds, Tasks
 
-__all__ = ["Splits", "chain_of", "load_splits"]
+__all__ = ["Splits", "chain_of", "limited", "load_splits"]
 
 _PARTS = ("heldout", "validation", "train", "demonstrations")
 """The splits in order of precedence: a task that fits two splits belongs to the first."""
@@ -79,7 +79,7 @@ def load_splits(tasks: Tasks, agent: AgentPart) -> Splits:
             raise TrainingError(
                 f"tasks.{name}: no task of {tasks.set!r} is left for it: choose another range, or a larger one"
             )
-        splits[name] = tuple(_limited(task, agent) for task in kept)
+        splits[name] = tuple(limited(task, agent) for task in kept)
     return Splits(**splits, left_out=left_out)
 
 
@@ -103,7 +103,8 @@ def _digest(*splits: str) -> str:
     return hashlib.sha256("\0".join(splits).encode()).hexdigest()
 
 
-def _limited(task: Task, agent: AgentPart) -> Task:
+def limited(task: Task, agent: AgentPart) -> Task:
+    """The task with at most as many steps as the agent takes."""
     steps = min(agent.max_steps, task.limits.max_steps)
     return dataclasses.replace(task, limits=dataclasses.replace(task.limits, max_steps=steps))
 
