@@ -26,7 +26,7 @@ from clawgym.engines._http import HttpEndpoint
 from clawgym.engines._limits import AnswerBudget, Prices, RateLimiter, RateLimits, Reservation
 from clawgym.engines._retry import backoff, is_retryable, persist, persist_call
 from clawgym.engines.chat import Problem, ReplyCounter, parse_completion
-from clawgym.engines.protocol import Completion, Delta, Sampling
+from clawgym.engines.protocol import Completion, Delta, Sampling, request_seed
 from clawgym.errors import ClawGymError, ContextLengthExceeded, EngineError
 from clawgym.records import Usage
 from clawgym.registry import engines
@@ -186,6 +186,8 @@ class OpenAIEngine:
             value = getattr(sampling, name)
             if value is None or value == ():
                 continue
+            if name == "seed":
+                value = request_seed(value, json.dumps(body["messages"], default=str).encode())
             name = _RENAMED[name] if name in _RENAMED and name in self._adapted else name
             if name not in self._adapted:
                 body[name] = list(value) if name == "stop" else value

@@ -23,6 +23,8 @@ name::
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -42,6 +44,7 @@ __all__ = [
     "TextEngine",
     "TokenEngine",
     "Tokens",
+    "request_seed",
 ]
 
 
@@ -53,11 +56,24 @@ class Sampling:
     top_p: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
+    """The random numbers depend on it and on the prompt (:func:`request_seed`)."""
     stop: tuple[str, ...] = ()
     top_k: int | None = None
     json_schema: Mapping[str, Any] | None = None
     """Constrain the output to JSON of this schema (``{}``: any object), for engines whose ``constrains`` is true.
     Constrained output is not from the model's own distribution, so it is not trained on."""
+
+
+def request_seed(seed: int | None, prompt: bytes) -> int | None:
+    """The seed of one request, in [0, 2**31), from a seed that other requests may have too. None without one.
+
+    All turns of an episode have its seed. If each began with the same random numbers, what a turn samples would depend
+    on what the turns before it drew, and not on its prompt alone, as log-probabilities say.
+    """
+    if seed is None:
+        return None
+    digest = hashlib.blake2b(b"%d %s" % (seed, prompt), digest_size=4).digest()
+    return int.from_bytes(digest) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +92,11 @@ class GenerateRequest:
     """Name of LoRA weights."""
     images: Sequence[Image] = ()
     """The images of the prompt, in the order of their placeholders."""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the random numbers of this request (:func:`request_seed`)."""
+        return request_seed(self.sampling.seed, array("q", self.prompt_ids).tobytes())
 
     @property
     def temperature(self) -> float:

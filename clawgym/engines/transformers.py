@@ -271,7 +271,7 @@ class TransformersEngine:
             temperature=temperature,
             top_k=request.top_k if request.top_k < self._vocab else 0,
             top_p=top_p,
-            uniform=random.Random(sampling.seed).random,
+            uniform=random.Random(request.seed).random,
             stream=Stream(),
             max_tokens=most,
             stop_ids=request.stop_ids,

@@ -162,7 +162,7 @@ class VisionEngine:
         temperature, top_k, top_p = request.temperature, request.top_k, request.top_p
         if not (math.isfinite(temperature) and temperature >= 0 and 0 < top_p <= 1 and most >= 1):
             raise EngineError(f"these settings cannot be sampled with: {sampling}: correct them", status=400)
-        rng = random.Random(sampling.seed)
+        rng = random.Random(request.seed)
         async with self._turn:  # the model stores the positions of one sequence
             new, cache, loop = ids, None, asyncio.get_running_loop()
             for count in range(1, most + 1):

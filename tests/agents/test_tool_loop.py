@@ -84,7 +84,7 @@ async def test_episode_with_tool_calls(fake_openai: FakeOpenAI, work):
     for step in attempt.steps:
         assert datetime.fromisoformat(step.timestamp).utcoffset().total_seconds() == 0  # type: ignore[union-attr]
 
-    assert [r["seed"] for r in fake_openai.requests] == [5, 5, 5]
+    assert len({r["seed"] for r in fake_openai.requests}) == 3
     assert {t["function"]["name"] for t in fake_openai.requests[0]["tools"]} == {
         "bash",
         "read_file",

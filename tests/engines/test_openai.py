@@ -58,10 +58,21 @@ async def test_a_completion_with_usage_and_cost(fake_openai: FakeOpenAI, engine)
         "temperature": 0.5,
         "top_p": 0.9,
         "max_tokens": 64,
-        "seed": 7,
+        "seed": sent["seed"],
         "stop": ["END"],
     }
     assert e.usage == completion.usage
+
+
+async def test_a_seed_is_sent_as_one_for_the_request(fake_openai: FakeOpenAI, engine):
+    """The turns of an episode have one seed, and must not begin with the same random numbers."""
+    e, longer = engine(), [*HELLO, {"role": "assistant", "content": "hey"}, *HELLO]
+    for messages, seed in ((HELLO, 7), (HELLO, 7), (HELLO, 8), (longer, 7)):
+        await e.complete(messages, sampling=Sampling(seed=seed))
+    first, again, other, next_turn = (request["seed"] for request in fake_openai.requests)
+    assert first == again
+    assert len({first, other, next_turn}) == 3
+    assert all(0 <= seed < 2**31 for seed in (first, other, next_turn))
 
 
 async def test_without_prices_there_is_no_cost(engine):

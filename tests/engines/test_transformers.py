@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
@@ -166,6 +167,16 @@ async def test_seed_gives_the_same_ids_in_any_batch(engine: TransformersEngine) 
     )
     assert alone.ids == crowded.ids == again.ids
     assert len({tuple(s.ids) for s in (alone, other, unseeded, unseeded_too)}) == 4
+
+
+async def test_turns_of_one_seed_draw_their_own_numbers(engine: TransformersEngine) -> None:
+    """The likelihoods of this model are nearly equal, so an id says which number was drawn."""
+    first, later = prompt_of(9), prompt_of(30)
+    drawn = [
+        [(await sampled(engine, prompt, seed=seed, max_tokens=1)).ids[0] for seed in range(100)]
+        for prompt in (first, later)
+    ]
+    assert abs(np.corrcoef(drawn)[0, 1]) < 0.4  # four standard errors
 
 
 async def test_ends(engine: TransformersEngine, folder: Path) -> None:
