@@ -186,19 +186,17 @@ class OpenAIEngine:
             value = getattr(sampling, name)
             if value is None or value == ():
                 continue
-            if name == "seed":
-                value = request_seed(value, json.dumps(body["messages"], default=str).encode())
             name = _RENAMED[name] if name in _RENAMED and name in self._adapted else name
             if name not in self._adapted:
                 body[name] = list(value) if name == "stop" else value
-        return body | self._extra_body
+        return _with_own_seed(body) | self._extra_body
 
     def _stream_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         sent = {name: value for name, value in body.items() if name not in self._adapted and name != "n"}
         for name, renamed in _RENAMED.items():
             if name in self._adapted and name in body:
                 sent[renamed] = body[name]
-        sent |= {"model": self.model, "stream": True, **self._extra_body}
+        sent = _with_own_seed(sent) | {"model": self.model, "stream": True, **self._extra_body}
         if "stream_options" not in self._adapted:
             sent["stream_options"] = {"include_usage": True}
         return sent
@@ -323,3 +321,10 @@ class OpenAIEngine:
             )
             return True
         return False
+
+
+def _with_own_seed(body: dict[str, Any]) -> dict[str, Any]:
+    """A request body whose seed, if it has one, is that of this request."""
+    if (seed := body.get("seed")) is None:
+        return body
+    return {**body, "seed": request_seed(seed, json.dumps(body["messages"], default=str).encode())}

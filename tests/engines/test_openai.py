@@ -15,7 +15,7 @@ from clawgym.engines import AnswerBudget, Engine, OpenAIEngine, Prices, RateLimi
 from clawgym.errors import BudgetExceeded, ContextLengthExceeded, EngineError, MissingDependency
 from clawgym.records import Usage
 
-from .fake_openai import FakeOpenAI, call, error, raw, reply, slow
+from .fake_openai import FakeOpenAI, call, error, raw, reply, slow, streamed
 
 KEY = "sk-test-THISISSECRET0123456789"
 HELLO = [{"role": "user", "content": "hi"}]
@@ -67,10 +67,13 @@ async def test_a_completion_with_usage_and_cost(fake_openai: FakeOpenAI, engine)
 async def test_a_seed_is_sent_as_one_for_the_request(fake_openai: FakeOpenAI, engine):
     """The turns of an episode have one seed, and must not begin with the same random numbers."""
     e, longer = engine(), [*HELLO, {"role": "assistant", "content": "hey"}, *HELLO]
-    for messages, seed in ((HELLO, 7), (HELLO, 7), (HELLO, 8), (longer, 7)):
+    for messages, seed in ((HELLO, 7), (HELLO, 8), (longer, 7)):
         await e.complete(messages, sampling=Sampling(seed=seed))
-    first, again, other, next_turn = (request["seed"] for request in fake_openai.requests)
-    assert first == again
+    fake_openai.script.append(streamed())
+    async for _ in e.stream({"messages": HELLO, "seed": 7}):
+        pass
+    first, other, next_turn, same = (request["seed"] for request in fake_openai.requests)
+    assert first == same
     assert len({first, other, next_turn}) == 3
     assert all(0 <= seed < 2**31 for seed in (first, other, next_turn))
 

@@ -83,7 +83,7 @@ class TinkerEngine:
         most, client, version = request.max_tokens(self.context_window), self._client, self._version
         params = tinker.SamplingParams(
             max_tokens=most,
-            seed=request.sampling.seed,
+            seed=request.seed,
             stop=sorted(request.stop_ids),
             temperature=request.temperature,
             top_p=request.top_p,

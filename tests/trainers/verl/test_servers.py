@@ -71,7 +71,8 @@ async def test_same_ids_and_logprobs_as_engine_alone(server: Any, folder: Path) 
     plain = TransformersEngine(folder, dtype="float32")
     for asked in ({"seed": 7, "temperature": 0.8, "max_tokens": 9}, {"seed": 1}):
         one = await sampled(engine, **asked)
-        pieces = [p async for p in plain.generate(GenerateRequest(PROMPT, Sampling(**asked), stop_ids=frozenset({2})))]
+        sent = {**asked, "seed": GenerateRequest(PROMPT, Sampling(**asked)).seed}
+        pieces = [p async for p in plain.generate(GenerateRequest(PROMPT, Sampling(**sent), stop_ids=frozenset({2})))]
         assert one.ids == tuple(i for p in pieces for i in p.ids)
         assert one.logprobs == pytest.approx([x for p in pieces for x in p.logprobs], abs=1e-6)
         assert one.finish_reason == pieces[-1].finish_reason
