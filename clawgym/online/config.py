@@ -46,6 +46,14 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Margins(_Part):
+    """The loss against the first version that is still accepted, by criterion."""
+
+    tasks: float = Field(default=0.1, gt=0, lt=1)
+    style: float = Field(default=0.1, gt=0, lt=1)
+    safety: float = Field(default=0.05, gt=0, lt=1)
+
+
 class GateSettings(_Part):
     """The gate between a candidate and the users (``docs/concepts/promotion.md``)."""
 
@@ -53,8 +61,7 @@ class GateSettings(_Part):
     """Off: every version answers at once. For experiments only."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
     """Largest probability of any false promotion in the lifetime of the service."""
-    margins: dict[Criterion, float] = {"tasks": 0.1, "style": 0.1, "safety": 0.05}
-    """The loss against the first version that is still accepted."""
+    margins: Margins = Margins()
     scorers: tuple[str, ...] = ("likelihood", "judge")
     """Who scores replayed turns: of ``clawgym list scorers``."""
     sources: PositiveInt = 2
@@ -84,7 +91,9 @@ class GateSettings(_Part):
     @property
     def rules(self) -> GateRules:
         """The rules of promotion."""
-        return GateRules(alpha=self.alpha, margins=self.margins, sources=self.sources)
+        accepted = self.margins
+        margins: dict[Criterion, float] = {"tasks": accepted.tasks, "style": accepted.style, "safety": accepted.safety}
+        return GateRules(alpha=self.alpha, margins=margins, sources=self.sources)
 
 
 class ServiceConfig(_Part):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawgym.online.betting import log_evidence, lower_bound, spend, upper_bound
+from clawgym.online.config import GateSettings
 from clawgym.online.promotion import (
     Criterion,
     GateRules,
@@ -336,6 +337,12 @@ def test_missing_criterion_is_refused():
 def test_wrong_rules_are_refused(settings, message: str):
     with pytest.raises(ValueError, match=message):
         GateRules(**settings)
+
+
+def test_one_margin_can_be_set_alone():
+    assert GateSettings.model_validate({"margins": {"safety": 0.2}}).rules == GateRules(
+        margins={"tasks": 0.1, "style": 0.1, "safety": 0.2}
+    )
 
 
 def test_service_needs_a_first_version():
