@@ -169,7 +169,7 @@ class Box:
         self.files |= {str(PurePosixPath(dest, file.path)): file.read() for file in files}
 
     async def put_archive(self, archive: Archive, dest: str) -> None:
-        with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+        with tarfile.open(fileobj=io.BytesIO(archive.tar), mode="r:") as tar:
             for member in tar:
                 if member.isreg() and (file := tar.extractfile(member)) is not None:
                     self.files[str(PurePosixPath(dest, member.name))] = file.read()

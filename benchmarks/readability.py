@@ -42,7 +42,7 @@ def texts(commit: str | None) -> Iterator[tuple[str, str]]:
                 yield name, path.read_text()
         return
     packed = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
         for member in archive:
             if member.isreg() and member.name.endswith((".md", ".py")):
                 content = archive.extractfile(member)

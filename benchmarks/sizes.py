@@ -25,7 +25,7 @@ def sources(commit: str) -> dict[str, str]:
     """Path -> text of the library's Python files at ``commit``."""
     packed = subprocess.run(["git", "archive", commit], check=True, capture_output=True).stdout
     found = {}
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
         for member in archive:
             if member.isreg() and member.name.endswith(".py") and member.name.startswith(_FOLDERS):
                 content = archive.extractfile(member)

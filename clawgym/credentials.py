@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from clawgym.tars import open_tar
+
 __all__ = ["find_secrets", "looks_random", "secret_shapes", "texts_of", "without_secrets"]
 
 REMOVED = "[removed]"
@@ -111,7 +113,7 @@ def texts_of(name: str, data: bytes) -> Iterator[tuple[str, str]]:
             tar = packed.read(_MAX_UNPACKED + 1)
         if len(tar) > _MAX_UNPACKED:
             raise ValueError(f"larger than {_MAX_UNPACKED >> 20} MiB")
-        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        with open_tar(tar) as archive:
             for member in archive:
                 file = archive.extractfile(member) if member.isreg() else None
                 text = f"{member.name}\n{member.linkname}\n" + (file.read().decode("utf-8", "replace") if file else "")

@@ -34,6 +34,7 @@ from clawgym.records import Limits, TaskFile
 from clawgym.sandbox import Archive, Sandbox, SandboxSpec, backend
 from clawgym.sandbox.egress import AllowList, way_out
 from clawgym.sandbox.extract import filter_tar, write_tree
+from clawgym.tars import open_tar
 from clawgym.tasks.formats.harbor import HarborPlace, MissingImage, place_of, script_needs, user_needs
 from clawgym.visible import visible
 
@@ -483,7 +484,7 @@ def _tree(folder: Path) -> tuple[list[TaskFile], list[tarfile.TarInfo]]:
 
 
 def _files_of(archive: Archive) -> list[str]:
-    with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+    with open_tar(archive.tar) as tar:
         return [member.name for member in tar if not member.isdir()]
 
 

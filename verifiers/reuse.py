@@ -9,9 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import hashlib
-import io
 import re
-import tarfile
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
@@ -20,6 +18,7 @@ from importlib import resources
 from clawgym.offload import offloaded_if_large
 from clawgym.records import GradingMode, Task, VerifierSpec
 from clawgym.sandbox.protocol import Archive
+from clawgym.tars import open_tar
 from clawgym.verifiers._names import nodes_of
 from clawgym.verifiers.protocols import StandardCheck, VerifierReport, protocol_of
 
@@ -135,7 +134,7 @@ def _is_known(module: str, beside: frozenset[str]) -> bool:
 def workspace_digest(archive: Archive) -> str:
     """SHA-256 over names, kinds, modes, link targets and contents, in their order; not over times."""
     digest = hashlib.sha256()
-    with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+    with open_tar(archive.tar) as tar:
         for member in tar:
             head = (member.name, member.type, member.mode, member.linkname, member.size)
             digest.update(repr(head).encode("utf-8", "surrogateescape"))

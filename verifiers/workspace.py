@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase, translate
 from functools import cache
 
 from clawgym.records import TaskFile, VerifierSpec
+from clawgym.tars import open_tar
 from clawgym.verifiers._links import links_into
 
 __all__ = ["OVERLAY", "changed_inputs", "compose", "packed", "submitted", "unprotected", "with_protected"]
@@ -31,7 +32,7 @@ trust."""
 def changed_inputs(tar: bytes, inputs: Sequence[TaskFile], mutable: Sequence[str]) -> tuple[str, ...]:
     """Paths of ``inputs`` that are missing or changed in the workspace, without those that match ``mutable``."""
     held: dict[str, str] = {}
-    with tarfile.open(fileobj=io.BytesIO(tar)) as source:
+    with open_tar(tar) as source:
         wanted = {f.path for f in inputs}
         for member in source:
             if member.isreg() and member.name in wanted:
@@ -50,13 +51,13 @@ def compose(tar: bytes, *, drop: Sequence[str] = (), put: Sequence[TaskFile] = (
     gone = {*drop, *(f.path for f in put)}
     links: set[str] = set()
     if drop:
-        with tarfile.open(fileobj=io.BytesIO(tar)) as source:
+        with open_tar(tar) as source:
             links = links_into({member.name: member.linkname for member in source if member.issym()}, drop)
     # A file can only be added below a folder.
     parents = {"/".join(f.path.split("/")[:i]) for f in put for i in range(1, f.path.count("/") + 1)}
     buffer = io.BytesIO()
     with (
-        tarfile.open(fileobj=io.BytesIO(tar)) as source,
+        open_tar(tar) as source,
         tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as out,
     ):
         for member in source:
@@ -84,7 +85,7 @@ def submitted(tar: bytes, spec: VerifierSpec) -> dict[str, TaskFile]:
     """The agent's files by path: regular files outside ``spec.protected``, without caches and links."""
     guarded = _guard(spec)
     files: dict[str, TaskFile] = {}
-    with tarfile.open(fileobj=io.BytesIO(tar)) as source:
+    with open_tar(tar) as source:
         for member in source:
             if member.isreg() and not guarded(member.name):
                 content = source.extractfile(member)

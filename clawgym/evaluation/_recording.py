@@ -6,13 +6,12 @@ Invariant: recording does not change the grading. The same programs run, and not
 from __future__ import annotations
 
 import hashlib
-import io
-import tarfile
 from collections.abc import Iterable
 from typing import Any, cast
 
 from clawgym.errors import SandboxDied, SandboxError
 from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Isolation, Sandbox, SandboxSpec, Snapshot
+from clawgym.tars import open_tar
 
 __all__ = ["RecordingBackend", "changes"]
 
@@ -104,7 +103,7 @@ def changes(before: Archive, after: Archive) -> set[str]:
 
 def _entries(archive: Archive) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
-    with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+    with open_tar(archive.tar) as tar:
         for member in tar:
             content = tar.extractfile(member) if member.isreg() else None
             digest = hashlib.sha256(content.read()).digest() if content is not None else b""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import json
 import tarfile
 import time
@@ -41,6 +40,7 @@ from clawgym.records.run_folder import PROGRAM, TRANSCRIPT, WORKSPACE, RunFolder
 from clawgym.rollout import fault_of, transcript_payload
 from clawgym.sandbox.machine import machine_of
 from clawgym.sandbox.protocol import Archive, Backend
+from clawgym.tars import open_tar
 from clawgym.verifiers.grading import Subject, grade
 
 __all__ = ["regrade"]
@@ -257,7 +257,7 @@ class _Regrading:
     def _subject(self, row: Row) -> Subject:
         """Read the workspace and the transcript that were graded. Raises ValueError, TarError, ... if damaged."""
         tar = unpacked(self._run.read_of(row, WORKSPACE))
-        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        with open_tar(tar) as archive:
             for member in archive:
                 if member.name.startswith("/") or ".." in member.name.split("/"):
                     raise ValueError(f"{member.name!r} is outside the workspace")

@@ -10,12 +10,13 @@ Invariant: a submission is never written to the file system. Links, devices and 
 
 from __future__ import annotations
 
-import io
 import tarfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
+
+from clawgym.tars import open_tar
 
 __all__ = ["DEFAULT_READ_LIMIT", "MAX_FILES", "Grader", "ProgramResult", "Submission"]
 
@@ -60,7 +61,7 @@ class Submission:
     @cached_property
     def _members(self) -> dict[str, tarfile.TarInfo]:
         found: dict[str, tarfile.TarInfo] = {}
-        with tarfile.open(fileobj=io.BytesIO(self.tar)) as archive:
+        with open_tar(self.tar) as archive:
             for member in archive:
                 if member.isreg() and len(found) < MAX_FILES:
                     found[member.name] = member
@@ -71,7 +72,7 @@ class Submission:
         member = self._members.get(path)
         if member is None:
             return None
-        with tarfile.open(fileobj=io.BytesIO(self.tar)) as archive:
+        with open_tar(self.tar) as archive:
             content = archive.extractfile(member)
             return content.read(limit) if content is not None else None
 

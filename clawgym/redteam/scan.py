@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import json
 import os
 import re
@@ -30,6 +29,7 @@ from clawgym.files import read_below
 from clawgym.records import Step
 from clawgym.records.atif import steps_from_atif
 from clawgym.records.run_folder import MANIFEST, PROGRAM, RESULTS, TRANSCRIPT, WORKSPACE, RunFolder
+from clawgym.tars import open_tar
 from clawgym.verifiers.diff import DIFF_FILE
 from clawgym.visible import visible
 
@@ -443,7 +443,7 @@ def scan_files(episode: str, files: Iterable[tuple[str, str]]) -> list[ScanFindi
 def _files_of(packed: bytes) -> Iterator[tuple[str, str]]:
     """The files of a stored workspace. Raises for a damaged archive, and for more than it may hold."""
     unpacked = zlib.decompressobj(31).decompress(packed, _MAX_WORKSPACE)
-    with tarfile.open(fileobj=io.BytesIO(unpacked)) as tar:
+    with open_tar(unpacked) as tar:
         for number, member in enumerate(tar):
             if number >= _MAX_FILES:
                 return

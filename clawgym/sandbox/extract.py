@@ -24,6 +24,7 @@ from clawgym.sandbox.inside.tars import Tarred
 from clawgym.sandbox.inside.trees import DEPTH, FOLDER, HOST_ERRORS, PATH, Room, TooMuch, remove, walk
 from clawgym.sandbox.linux import syscalls
 from clawgym.sandbox.protocol import Archive
+from clawgym.tars import open_tar
 
 __all__ = ["DAMAGED", "blamed", "filter_tar", "in_thread", "link_stays_inside", "take_file", "take_tree", "write_tree"]
 
@@ -223,7 +224,7 @@ def write_tree(archive: Archive, folder: Path, only: Collection[str] | None = No
         folder.mkdir(parents=True, exist_ok=True)
         top = os.open(folder, FOLDER)
         try:
-            with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+            with open_tar(archive.tar) as tar:
                 for member in tar:
                     if only is None or member.name in only:
                         _write(tar, member, top)
@@ -275,7 +276,7 @@ def filter_tar(data: bytes, strip: str, max_bytes: int, max_files: int) -> Archi
     try:
         with (
             blamed("an archive"),
-            tarfile.open(fileobj=io.BytesIO(data)) as source,
+            open_tar(data) as source,
             tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as out,
         ):
             dropped = _filtered(source, out, strip, Room(max_files, max_bytes))

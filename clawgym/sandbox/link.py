@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import glob
-import io
 import itertools
 import json
 import os
@@ -17,7 +16,6 @@ import re
 import secrets
 import socket
 import struct
-import tarfile
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,6 +28,7 @@ from clawgym.records import TaskFile
 from clawgym.sandbox.linux.listen import check_port, refused
 from clawgym.sandbox.protocol import Archive, ExecResult, SandboxSpec
 from clawgym.sandbox.stream import SocketStream
+from clawgym.tars import open_tar
 
 __all__ = ["PORT", "PRISTINE", "GuestLink", "LinkShell", "as_text", "close_late", "guest_argv", "pristine_tool"]
 
@@ -113,7 +112,7 @@ def _of_files(files: Iterable[TaskFile], dest: str) -> Iterator[Entry]:
 
 
 def _of_tar(data: bytes, dest: str) -> Iterator[Entry]:
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+    with open_tar(data) as tar:
         for member in tar:
             mtime = int(min(max(0, member.mtime), _LATEST))
             about = {"path": f"{dest}/{member.name}", "mode": member.mode & 0o777, "mtime": mtime}

@@ -3,14 +3,18 @@ loop, or fills the memory. The inputs themselves are in ``tests/fuzz/corpus``.""
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import bz2
+import gzip
 import io
 import json
+import lzma
 import struct
 import tarfile
 import time
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ import pytest
 
 from clawgym.agents.openclaw._unpack import unpack
 from clawgym.agents.text_protocol import MalformedCall, parse_reply
+from clawgym.credentials import texts_of
 from clawgym.desktop.actions import parse
 from clawgym.engines import GenerateRequest, VLLMEngine
 from clawgym.engines.openai import OpenAIEngine
@@ -40,6 +45,7 @@ from clawgym.pool import Pool
 from clawgym.pool.exchange import import_
 from clawgym.pool.traces import read_traces
 from clawgym.records import Limits, Task, TaskFile, VerifierSpec
+from clawgym.redteam.scan import _files_of
 from clawgym.registry import dialects
 from clawgym.sandbox.extract import filter_tar
 from clawgym.sandbox.link import GuestLink
@@ -49,9 +55,10 @@ from clawgym.tasks.swe.patching import BadPatch
 from clawgym.tasks.swe.patching import apply as apply_patch
 from clawgym.tools._arguments import check_schema
 from clawgym.verifiers.grading import Subject, empty_archive, grade
-from clawgym.verifiers.workspace import submitted
+from clawgym.verifiers.workspace import changed_inputs, submitted
 
 from ..fuzz.source import Posted
+from ..tree import modules
 
 DEEP = 100_000
 NESTED = "[" * DEEP + "]" * DEEP
@@ -90,6 +97,60 @@ def test_names_that_no_file_has_are_left_out_of_an_archive(name: str) -> None:
     kept = filter_tar(made.getvalue(), "", 1000, 10)
     assert submitted(kept.tar, VerifierSpec("reward_sh", ())) == {}
     assert kept.dropped or name == "./."
+
+
+def _sparse(size: int) -> bytes:
+    """An archive of a file of ``size`` zeros, as GNU tar writes a file of holes."""
+    entry = tarfile.TarInfo("a.txt")
+    entry.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    header[386:410] = b"%011o\0%011o\0" % (size, 0)  # an empty piece at its end
+    header[483:495] = b"%011o\0" % size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(1024)
+
+
+def _tar() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as out:
+        entry = tarfile.TarInfo("a.txt")
+        entry.size = 9
+        out.addfile(entry, io.BytesIO(b"some text"))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [*(pack(_tar()) for pack in (gzip.compress, bz2.compress, lzma.compress)), _sparse(1 << 30)],
+    ids=["gzip", "bzip2", "xz", "holes"],
+)
+@pytest.mark.parametrize(
+    "door",
+    [
+        lambda tar: filter_tar(tar, "", 1 << 20, 9),
+        lambda tar: list(texts_of("w.tar.gz", gzip.compress(tar))),
+        lambda tar: list(_files_of(gzip.compress(tar))),
+        lambda tar: changed_inputs(tar, (TaskFile("a.txt", b"x"),), ()),
+    ],
+    ids=["a sandbox", "a pushed file", "a stored workspace", "a graded workspace"],
+)
+def test_an_archive_reads_as_no_more_than_it_has(door: Callable[[bytes], object], hostile: bytes) -> None:
+    """A kilobyte may say that it has gigabytes: compressed inside of what was unpacked, or as a file with holes."""
+    door(_tar())
+    with pytest.raises((tarfile.TarError, SandboxError, ValueError)):
+        door(hostile)
+
+
+def test_every_archive_is_opened_for_what_it_is() -> None:
+    """Without a mode, ``tarfile`` unpacks whatever is compressed."""
+    opened = 0
+    for name, path in modules().items():
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "tarfile.open":
+                opened += 1
+                assert len(call.args) > 1 or any(word.arg == "mode" for word in call.keywords), f"{name}:{call.lineno}"
+    assert opened > 20
 
 
 @pytest.mark.parametrize("dialect", [made() for _, made in dialects.things()], ids=lambda dialect: dialect.path)

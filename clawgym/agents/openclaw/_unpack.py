@@ -154,7 +154,7 @@ class _Files:
 
     def __init__(self, source: Path) -> None:
         self._folder = source if source.is_dir() else None
-        self._tar = None if source.is_dir() else tarfile.open(source)  # noqa: SIM115
+        self._tar = None if source.is_dir() else tarfile.open(source, "r:*")  # noqa: SIM115
         self._names = {m.name.removeprefix("./"): m for m in self._tar.getmembers()} if self._tar else {}
 
     def close(self) -> None:

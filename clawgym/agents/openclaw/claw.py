@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import json
 import secrets
-import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -24,6 +22,7 @@ from clawgym.errors import AgentError, InfraError, SandboxError
 from clawgym.records import TaskFile, packages_of
 from clawgym.registry import agents
 from clawgym.sandbox.protocol import ExecResult, Sandbox, SandboxSpec
+from clawgym.tars import open_tar
 
 __all__ = ["OpenClaw", "RunningOpenClaw"]
 
@@ -218,7 +217,7 @@ class RunningOpenClaw:
         found: dict[str, bytes] = {}
         try:
             archive = await self._sandbox.get_archive(f"{HOME}/.openclaw/{top}", max_bytes=32 * 2**20, max_files=500)
-            with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+            with open_tar(archive.tar) as tar:
                 for member in tar:
                     if member.isfile() and PurePosixPath(member.name).suffix == ".jsonl":
                         content = tar.extractfile(member)

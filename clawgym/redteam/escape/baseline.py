@@ -26,6 +26,7 @@ from typing import Any
 from clawgym.errors import SandboxError, SandboxUnavailable
 from clawgym.records import TaskFile
 from clawgym.sandbox import Archive, ExecResult, Isolation, Sandbox, SandboxSpec, Snapshot
+from clawgym.tars import open_tar
 
 __all__ = ["NO_SANDBOX", "Weak", "bare_bubblewrap", "docker_run", "no_sandbox"]
 
@@ -118,7 +119,7 @@ class _WeakSandbox:
             target.write_bytes(file.read())
 
     async def put_archive(self, archive: Archive, dest: str) -> None:
-        with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+        with open_tar(archive.tar) as tar:
             tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.3 and older have none
             tar.extractall(self._outer(dest))
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import posixpath
-import tarfile
 
 from clawgym.errors import SandboxError
 from clawgym.redteam.escape.context import ProbeContext
 from clawgym.redteam.escape.host_files import place, worst
 from clawgym.redteam.escape.records import BLOCKED, OPEN, SKIPPED, Answer, host_probe
 from clawgym.sandbox import Archive, Sandbox
+from clawgym.tars import open_tar
 
 __all__: list[str] = []
 
@@ -53,7 +52,7 @@ tried(file, b"\xff\xfe\x80")
 def _archive_faults(archive: Archive, secret: bytes) -> list[str]:
     """Entries of an archive that could harm whoever unpacks it."""
     faults = ["the host's secret"] if secret in archive.tar else []
-    with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+    with open_tar(archive.tar) as tar:
         for member in tar:
             name = member.name
             if name.startswith("/") or ".." in name.split("/"):
@@ -79,7 +78,7 @@ async def _odd_tree(context: ProbeContext, sandbox: Sandbox, stop: bool) -> Answ
     faults = _archive_faults(archive, context.baits.secret)
     if faults:
         return OPEN, f"{len(faults)} in the archive: " + "; ".join(faults[:3])
-    with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+    with open_tar(archive.tar) as tar:
         count = len(tar.getnames())
     return BLOCKED, f"{count} entries, all plain; {len(archive.dropped)} dropped"
 
@@ -125,7 +124,7 @@ async def deep_and_wide(context: ProbeContext) -> Answer:
                 return BLOCKED, f"refused: {str(error)[-100:]}"
             except (TimeoutError, RecursionError, OSError) as error:
                 return OPEN, f"the host failed: {type(error).__name__}"
-            with tarfile.open(fileobj=io.BytesIO(archive.tar)) as tar:
+            with open_tar(archive.tar) as tar:
                 count = len(tar.getnames())
             if count >= 1000:
                 return OPEN, f"{count} entries were taken, beyond {bound}"

@@ -34,6 +34,7 @@ from clawgym.sandbox.linux.listen import connect, fresh, in_network, listening
 from clawgym.sandbox.protocol import Archive, ExecResult, Isolation, SandboxSpec, Snapshot
 from clawgym.sandbox.shared_folders import refuse_taking
 from clawgym.sandbox.stream import SocketStream
+from clawgym.tars import open_tar
 
 __all__ = ["Attached", "DockerSandbox", "Started", "inside"]
 
@@ -389,7 +390,7 @@ def _save_held(held: dict[str, int], target: Path, disk_mb: int) -> None:
 
 
 def _only_file(tar: bytes) -> bytes | None:
-    with tarfile.open(fileobj=io.BytesIO(tar)) as members:
+    with open_tar(tar) as members:
         for member in members:
             held = members.extractfile(member) if member.isreg() else None
             if held is not None and "/" not in member.name:
@@ -402,7 +403,7 @@ def _select(saved: Path, name: str, max_bytes: int) -> bytes:
     buffer = io.BytesIO()
     try:
         with (
-            tarfile.open(saved) as source,
+            tarfile.open(saved, "r:") as source,
             tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as out,
         ):
             for member in source:
@@ -419,7 +420,7 @@ def _filtered(data: bytes, path: str, strip: str, folder: bool, max_bytes: int, 
     """Filter a tar made inside the sandbox; see :func:`clawgym.sandbox.extract.filter_tar`."""
     if folder:
         try:
-            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            with open_tar(data) as tar:
                 top = tar.next()
         except extract.DAMAGED as error:
             raise SandboxError(f"{path}: the sandbox's tar is damaged ({error}): take the tree again") from error

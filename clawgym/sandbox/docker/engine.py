@@ -22,6 +22,7 @@ from clawgym.records import packages_of
 from clawgym.sandbox import leases
 from clawgym.sandbox.linux import procfs, rootfs, seccomp
 from clawgym.sandbox.protocol import SandboxSpec
+from clawgym.tars import open_tar
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -400,7 +401,7 @@ class DockerEngine:
                     except self.errors.NotFound:
                         continue
                     parent = os.path.dirname(path).strip("/")
-                    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+                    with open_tar(b"".join(chunks)) as tar:
                         for member in tar:
                             held = tar.extractfile(member) if member.isreg() else None
                             member.name = os.path.join(parent, member.name)

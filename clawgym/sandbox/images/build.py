@@ -32,6 +32,7 @@ from clawgym.sandbox.images.store import ImageStore, StoredImage
 from clawgym.sandbox.inside.trees import FOLDER, Room
 from clawgym.sandbox.linux.layers import copy_tree
 from clawgym.sandbox.protocol import Backend, SandboxSpec
+from clawgym.tars import open_tar
 
 __all__ = ["build_image"]
 
@@ -432,7 +433,7 @@ def _read(path: Path, name: str, *, whole: bool) -> _Entry:
 def _entries(tar: bytes) -> list[_Entry]:
     """The entries of an archive from a sandbox."""
     found = [_Entry(".", "folder", 0o755, whole=True)]
-    with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
+    with open_tar(tar) as opened:
         for member in opened:
             if member.isdir():
                 found.append(_Entry(member.name, "folder", member.mode & 0o777, whole=True))

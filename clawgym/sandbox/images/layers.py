@@ -14,21 +14,19 @@ import stat
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from clawgym.errors import SandboxError
 from clawgym.sandbox.inside.trees import DEPTH, FOLDER, PATH, open_file, remove
 from clawgym.sandbox.linux import syscalls
+from clawgym.tars import BoundedTarInfo
 
-__all__ = ["BoundedTarInfo", "Bounds", "kind_of", "resolved", "unpack"]
+__all__ = ["Bounds", "kind_of", "resolved", "unpack"]
 
 _HIDES = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _MOST_LINKS = 40
 """As in the kernel."""
-_MOST_HEADER = 1 << 20
-"""Bytes."""
-_EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
 _LATEST = 1 << 33
 """Seconds since 1970. Not every file system can store a later time."""
 
@@ -50,17 +48,6 @@ class Bounds:
         self._size -= size
         if self._size < 0:
             raise SandboxError("the image is too large: leave files out of it")
-
-
-class BoundedTarInfo(tarfile.TarInfo):
-    """A member whose extended headers are bounded, as tarfile reads them at once."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Any:
-        found = super().frombuf(buf, encoding, errors)
-        if found.type in (*_EXTENDED, tarfile.GNUTYPE_LONGLINK) and found.size > _MOST_HEADER:
-            raise tarfile.HeaderError(f"an extended header of {found.size} bytes")
-        return found
 
 
 def unpack(stream: IO[bytes], folder: Path, below: Sequence[Path], bounds: Bounds) -> None:

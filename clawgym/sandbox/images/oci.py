@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from clawgym.errors import SandboxError
-from clawgym.sandbox.images.layers import BoundedTarInfo
+from clawgym.tars import BoundedTarInfo
 
 __all__ = ["SourceImage", "SourceLayer", "opened"]
 
