@@ -54,16 +54,21 @@ async def test_program_is_run_until_it_has_scores(endpoint: FakeOpenAI) -> None:
     assert asked.count("How good is it?") == 3
     assert len(asked) == 6
     assert not any("<|im_end|>" in text for text in asked), "no end of a message for a chat template"
-    assert {request["seed"] for request in endpoint.requests} == {0, 1, 2}
+    assert len({request["seed"] for request in endpoint.requests}) == 6
     assert grader.judgement is not None
     assert (grader.judgement.votes, grader.judgement.prompt_tokens) == ({"good": (1.0, 1.0, 1.0)}, 60)
 
 
 async def test_score_is_the_median_of_the_votes_that_could_be_read(endpoint: FakeOpenAI) -> None:
-    async def by_seed(request: dict[str, Any]) -> Any:
-        return await reply(("1", "0", "Well.")[request["seed"]])(request)
+    seeds: list[int] = []
 
-    endpoint.default = by_seed
+    async def by_vote(request: dict[str, Any]) -> Any:
+        if request["messages"][0]["content"] == "How good is it?":
+            seeds.append(request["seed"])
+            return await reply(("1", "0", "Well.")[seeds.index(request["seed"])])(request)
+        return await reply("1")(request)
+
+    endpoint.default = by_vote
     assert (await judged())[0] == {"good": 0.0}, "of two middle votes the lower one"
     endpoint.default = reply("Well.")
     with pytest.raises(ValueError, match="0 of 3 answers"):
