@@ -64,14 +64,12 @@ class Sampling:
     Constrained output is not from the model's own distribution, so it is not trained on."""
 
 
-def request_seed(seed: int | None, prompt: bytes) -> int | None:
-    """The seed of one request, in [0, 2**31), from a seed that other requests may have too. None without one.
+def request_seed(seed: int, prompt: bytes) -> int:
+    """The seed of one request, in [0, 2**31), from a seed that other requests may have too.
 
     All turns of an episode have its seed. If each began with the same random numbers, what a turn samples would depend
     on what the turns before it drew, and not on its prompt alone, as log-probabilities say.
     """
-    if seed is None:
-        return None
     digest = hashlib.blake2b(b"%d %s" % (seed, prompt), digest_size=4).digest()
     return int.from_bytes(digest) & 0x7FFFFFFF
 
@@ -95,8 +93,9 @@ class GenerateRequest:
 
     @property
     def seed(self) -> int | None:
-        """The seed of the random numbers of this request (:func:`request_seed`)."""
-        return request_seed(self.sampling.seed, array("q", self.prompt_ids).tobytes())
+        """The seed of the random numbers of this request (:func:`request_seed`); None without ``sampling.seed``."""
+        given = self.sampling.seed
+        return None if given is None else request_seed(given, array("q", self.prompt_ids).tobytes())
 
     @property
     def temperature(self) -> float:

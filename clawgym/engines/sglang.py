@@ -87,8 +87,8 @@ class SGLangEngine(ServedEngine):
             "stop_token_ids": sorted(request.stop_ids),
             "ignore_eos": True,  # the caller decides what ends a turn
         }
-        if request.seed is not None:
-            params["sampling_seed"] = request.seed
+        if (seed := request.seed) is not None:
+            params["sampling_seed"] = seed
         if request.sampling.json_schema is not None:
             params["json_schema"] = json.dumps(request.sampling.json_schema or {"type": "object"})
         body = _body(request.prompt_ids, params) | {"stream": True}

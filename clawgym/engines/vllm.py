@@ -259,8 +259,8 @@ class VLLMEngine(ServedEngine):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if request.seed is not None:
-            body["seed"] = request.seed
+        if (seed := request.seed) is not None:
+            body["seed"] = seed
         if request.sampling.json_schema is not None:
             schema = {"name": "answer", "schema": request.sampling.json_schema or {"type": "object"}}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}

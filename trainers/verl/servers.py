@@ -72,8 +72,8 @@ class VerlEngine:
             "logprobs": True,
             "stop_token_ids": sorted(request.stop_ids),
         }
-        if request.seed is not None and self._kind != "sglang":  # SGLang has no seed per request
-            asked["seed"] = request.seed
+        if (seed := request.seed) is not None and self._kind != "sglang":  # SGLang has no seed per request
+            asked["seed"] = seed
         return asked
 
     def identity(self) -> dict[str, Any]:
