@@ -71,7 +71,8 @@ class GateSettings(_Part):
     turns: PositiveInt = 4
     """Most replayed turns of one held-out conversation."""
     tasks: str = "terminal-basic:train"
-    """A task set. Its verifiers show whether the model still works with tools; it has ``training.agent.max_steps``."""
+    """A task set. Its verifiers show whether the model still works with tools, in ``training.agent.max_steps`` steps
+    at most."""
     task_count: PositiveInt = 120
     """How many of its tasks. With fewer than about 90, no candidate passes the margin."""
     canaries: PositiveInt = 3000

@@ -184,8 +184,8 @@ class GateKeeper:
         conversations. Otherwise the first step of the training, whose gain is small, would keep the gate busy while
         later ones wait.
         """
-        all_ = [one for one in self._versions.all() if one.state == "candidate"]
-        newest = next((one for one in reversed(all_) if self._versions.may_answer(one.number)), None)
+        candidates = [one for one in self._versions.all() if one.state == "candidate"]
+        newest = next((one for one in reversed(candidates) if self._versions.may_answer(one.number)), None)
         for one in self._lifetime.open:
             compared = self._versions[int(one.version)]
             overtaken = newest is not None and self._trained(newest) >= 2 * max(1, self._trained(compared))
