@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from tarfile import HeaderError
 from typing import Any, Self
 
 __all__ = ["BoundedTarInfo", "open_tar"]
@@ -27,7 +28,7 @@ class BoundedTarInfo(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Any:
         found = super().frombuf(buf, encoding, errors)
         if found.type in _EXTENDED and found.size > _MOST_HEADER:
-            raise tarfile.HeaderError(f"an extended header of {found.size} bytes")
+            raise HeaderError(f"an extended header of {found.size} bytes")
         return found
 
 
@@ -38,12 +39,8 @@ class _WholeTarInfo(BoundedTarInfo):
     def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
         found = super().fromtarfile(tarfile)
         if found.issparse():
-            raise _sparse(found.name)
+            raise HeaderError(f"{found.name[:200]!r} is a sparse file: pack the archive without them")
         return found
-
-
-def _sparse(name: str) -> tarfile.HeaderError:
-    return tarfile.HeaderError(f"{name[:200]!r} is a sparse file: pack the archive without them")
 
 
 def open_tar(tar: bytes) -> tarfile.TarFile:

@@ -209,7 +209,7 @@ class TokenEngine(Protocol):
     """Folder or Hub name of the tokenizer with the chat template that the gateway uses."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[Tokens]:
-        """Sample a continuation. Closing the iterator stops the sampling.
+        """Sample a continuation, with random numbers from ``request.seed``. Closing the iterator stops the sampling.
 
         Raises:
             ContextLengthExceeded: the prompt leaves no room for a sample.

@@ -19,6 +19,7 @@ pytest.importorskip("peft")
 
 from clawgym.cli import app  # noqa: E402
 from clawgym.engines.tiny import make_tiny_model  # noqa: E402
+from clawgym.evaluation import EvalConfig, evaluate  # noqa: E402
 from clawgym.online.config import ServiceFolder, load_service_config  # noqa: E402
 from clawgym.online.door import FEEDBACK  # noqa: E402
 from clawgym.online.gate import GateKeeper  # noqa: E402
@@ -100,7 +101,16 @@ async def setup(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
         yield Setup(folder, service, tmp_path / "adapter")
 
 
-async def test_a_better_candidate_is_promoted_when_the_evidence_suffices(setup: Setup) -> None:
+async def test_a_better_candidate_is_promoted_when_the_evidence_suffices(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: set[int] = set()
+
+    async def evaluated(config: EvalConfig) -> object:
+        steps.update(task.limits.max_steps for task in config.task_set.tasks)
+        return await evaluate(config)
+
+    monkeypatch.setattr("clawgym.online.gate.evaluate", evaluated)
     LIKED.update({0: 0.0, 1: 1.0})
     await setup.talk(3)
     assert setup.candidate() == 1
@@ -117,6 +127,7 @@ async def test_a_better_candidate_is_promoted_when_the_evidence_suffices(setup: 
     assert figures["turns"]["lower"] > 0
     assert figures["turns"]["n"] in range(5, 13)
     assert [figures[name]["n"] for name in ("tasks", "style", "safety")] == [4, 40, 40], "no canary more than needed"
+    assert steps == {1}, "a task has no more steps than training.agent.max_steps"
     with Pool(setup.folder.pool) as pool:
         assert not list(pool.episodes(channel="internal")), "measurements leave nothing"
     assert {file.name for file in setup.folder.gate.iterdir()} == {"scores.jsonl", "latest.json"}
