@@ -39,7 +39,7 @@ class _WholeTarInfo(BoundedTarInfo):
     def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
         found = super().fromtarfile(tarfile)
         if found.issparse():
-            raise HeaderError(f"{found.name[:200]!r} is a sparse file: pack the archive without them")
+            raise HeaderError(f"{found.name[:200]!r} is a sparse file")
         return found
 
 
