@@ -48,9 +48,9 @@ async def test_the_tools_of_all_servers_and_submit(two: Opened) -> None:
 
 async def test_order_and_ids_are_kept_and_servers_work_at_once(two: Opened) -> None:
     calls = [
-        call("sleep", "same", seconds=1),
+        call("sleep", "same", seconds=1.8),
         call("note", "2", line="after the sleep"),
-        call("b_sleep", "same", seconds=1),
+        call("b_sleep", "same", seconds=1.8),
         call("nothing", "4"),
         call("b_echo", "5", text="é\n"),
         call("add", "", a="x", b=1),
@@ -58,7 +58,7 @@ async def test_order_and_ids_are_kept_and_servers_work_at_once(two: Opened) -> N
     heard: list[Observation] = []
     began = time.monotonic()
     seen = await two.tools.call_all(calls, on_observation=heard.append)
-    assert time.monotonic() - began < 1.9
+    assert time.monotonic() - began < 3.5
     assert [one.call_id for one in seen] == [c.id for c in calls]
     assert [type(one) is CallRefused for one in seen] == [False, False, False, True, False, True]
     assert [one.content for one in seen[:3]] == ["slept", "noted", "slept"]
@@ -103,10 +103,10 @@ async def test_hostile_server_output_is_harmless(two: Opened) -> None:
 
 async def test_a_call_that_takes_too_long(two: Opened) -> None:
     began = time.monotonic()
-    slow, other = await two(call("sleep", seconds=3), call("b_echo", text="x"))
+    slow, other = await two(call("sleep", seconds=3.4), call("b_echo", text="x"))
     assert slow == "[error: sleep took over 2 seconds]"
     assert other == "x"
-    assert time.monotonic() - began < 2.9
+    assert time.monotonic() - began < 3.3
     assert await two(call("echo", text="late")) == ["late"]  # its answer to the first call is nobody's
     assert await two(call("sleep", seconds=2.5), timeout=9) == ["slept"]
 
