@@ -57,18 +57,19 @@ def _check(method: str) -> None:
 
 def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
     """What :func:`train` would do, without doing it: sizes of the splits, steps, and an estimate of memory in bytes
-    (docs/results/training.md compares it with measurements)."""
+    (docs/results/training.md compares it with measurements). Of other trainers than ``local`` and ``verl`` it is not
+    known what they keep on this machine, so they have no such estimate."""
     if config.trainer == "local":
         _check(method)
     splits = load_splits(config.tasks, config.agent)
     given = given_model(config, weights=False)
     shape = ModelShape.of(config.model, None if given is None else base_of_adapter(given, weights=False))
-    memory = estimate(shape, config)
+    memory = estimate(shape, config) if config.trainer in ("local", "verl") else None
     sizes = {name: len(getattr(splits, name)) for name in ("demonstrations", "train", "validation", "heldout")}
     return {
         "method": method,
         "out": str(out),
-        "device": config.compute.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        "device": None if memory is None else config.compute.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         "weights": shape.weights,
         "trained": shape.adapters or shape.weights,
         "tasks": sizes,
@@ -78,9 +79,12 @@ def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
         "ranks": config.verl.nodes * config.verl.ranks if config.trainer == "verl" else None,
         "episodes_a_step": config.rollout.groups * config.rollout.group_size if method == "rl" else None,
         "sandboxes_at_once": config.rollout.concurrency,
-        "memory_bytes": memory.items,
-        "peak_bytes": memory.peaks,
-        "activations_bytes": {
+        "memory": f"not estimated for trainer {config.trainer}" if memory is None else None,
+        "memory_bytes": {} if memory is None else memory.items,
+        "peak_bytes": {} if memory is None else memory.peaks,
+        "activations_bytes": {}
+        if memory is None
+        else {
             f"{word} checkpointing": sum(activations(shape, config, checkpointing=word == "with"))
             for word in ("with", "without")
         },

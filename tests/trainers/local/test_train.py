@@ -264,6 +264,18 @@ def memory(tmp_path: Path, **parts: Any) -> dict[str, int]:
     return dict(plan(small(**parts), "rl", tmp_path / "run")["memory_bytes"])
 
 
+async def test_plan_of_a_trainer_elsewhere_has_no_memory_of_this_machine(tmp_path: Path) -> None:
+    about = plan(small(trainer="tinker"), "rl", tmp_path / "run")
+    assert about["episodes_a_step"] == 4
+    assert about["memory"] == "not estimated for trainer tinker"
+    assert (about["device"], about["memory_bytes"], about["peak_bytes"], about["activations_bytes"]) == (
+        None,
+        {},
+        {},
+        {},
+    )
+
+
 async def test_planned_memory_grows_with_settings(tmp_path: Path) -> None:
     kept = "activations that are kept"
     plain = memory(tmp_path)
