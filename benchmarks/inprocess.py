@@ -1,11 +1,11 @@
-"""A workspace in this process, for experiments with very many episodes of ``clawgym.trainers.recipes.chains`` and of
-``text-steps``.
+"""A workspace in this process, for experiments with very many episodes of ``clawgym.trainers.recipes.chains``, of
+``text-steps``, and of the family ``inventory`` of ``toolcall-basic``.
 
     clawgym train rl ... --set backend=inprocess:InProcess        # with this folder on PYTHONPATH
 
 It isolates nothing, because there is nothing to isolate: the few commands of these tasks are done in Python, on files
-in memory, and every other command is "not found". The checkers are the tasks' own, and run in this process, so no other
-task set is graded.
+in memory, and every other command is "not found". The server of a store room is the task's own, over a database in
+memory. The checkers are the tasks' own, and run in this process, so no other task set is graded.
 
     python benchmarks/inprocess.py runs/sparse/milestones-0 --episodes 200
 
@@ -34,17 +34,21 @@ from typing import Any
 from clawgym.agents.text_protocol import Command, parse_reply
 from clawgym.errors import SandboxError
 from clawgym.pool import Pool
-from clawgym.records import TaskFile, Turn
+from clawgym.records import TaskFile, ToolCall, Turn
 from clawgym.sandbox import backend
 from clawgym.sandbox.protocol import Archive, Backend, ExecResult, Isolation, SandboxSpec, Snapshot
 from clawgym.tasks.packs import pack
-from clawgym.tools.shell import ShellTools, bash_call
+from clawgym.tasks.worlds.servers.world import World
+from clawgym.tools import open_tools, sandbox_spec
+from clawgym.tools.shell import bash_call
 from clawgym.trainers.recipes import chains
 from clawgym.verifiers.grading import Subject, grade
 
 __all__ = ["InProcess"]
 
 Lines = list[str]
+KINDS = (b"chain-", b"text-steps", b"inventory-")
+"""Of tasks whose checkers run here."""
 MISSING = {  # what the tools say when they cannot open a file, and their exit codes
     "sort": ("sort: cannot read: {0}: No such file or directory", 2),
     "tac": ("tac: failed to open '{0}' for reading: No such file or directory", 1),
@@ -149,7 +153,16 @@ class Box:
         self.id = f"inprocess-{id(self)}"
         self.spec = spec
         self.isolation = isolation
-        self.files = dict(files)
+        self._files = dict(files)
+        self._worlds: dict[str, World] = {}
+        self._ends: list[socket.socket] = []
+        self._serving: list[asyncio.Task[None]] = []
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Absolute path -> content; with the worlds as they are."""
+        self._files.update({path: world.db.serialize() for path, world in self._worlds.items()})
+        return self._files
 
     def tool(self, name: str) -> list[str]:
         return [name]
@@ -159,20 +172,32 @@ class Box:
         return Shell(self)
 
     async def exec(self, argv: Iterable[str], *, stdin: bytes = b"", **_: Any) -> ExecResult:
-        words = [*argv]
-        if words[-2].endswith("/check.py"):
-            said = graded(self, words[-2].rpartition("/")[0], words[-1])
-            return ExecResult(said.encode(), 0, "/", stderr=stdin)
-        return ExecResult(b"", 0, "/") if words == ["true"] else ExecResult(b"", 127, "/")
+        match [*argv]:
+            case [*_, check, workspace] if check.endswith("/check.py"):
+                said = graded(self, check.rpartition("/")[0], workspace)
+                return ExecResult(said.encode(), 0, "/", stderr=stdin)
+            case [_, "-I", "-S", "-c", _, _, *_, seed, path, "inventory"]:  # clawgym.sandbox.program
+                self._serve(seed, str(PurePosixPath(self.spec.workdir, path)))
+                return ExecResult(b"", 0, "/")
+            case ["true"]:
+                return ExecResult(b"", 0, "/")
+        return ExecResult(b"", 127, "/")
+
+    def _serve(self, seed: str, path: str) -> None:
+        world = self._worlds[path] = World(":memory:", ["inventory"], json.loads(self._files[seed]))
+        (said, far), (errors, other) = socket.socketpair(), socket.socketpair()
+        other.close()
+        self._ends = [said, errors]
+        self._serving.append(asyncio.create_task(answer(world, far)))
 
     async def put(self, files: Iterable[TaskFile], dest: str) -> None:
-        self.files |= {str(PurePosixPath(dest, file.path)): file.read() for file in files}
+        self._files |= {str(PurePosixPath(dest, file.path)): file.read() for file in files}
 
     async def put_archive(self, archive: Archive, dest: str) -> None:
         with tarfile.open(fileobj=io.BytesIO(archive.tar), mode="r:") as tar:
             for member in tar:
                 if member.isreg() and (file := tar.extractfile(member)) is not None:
-                    self.files[str(PurePosixPath(dest, member.name))] = file.read()
+                    self._files[str(PurePosixPath(dest, member.name))] = file.read()
 
     async def get(self, path: str, *, max_bytes: int = 0) -> bytes:
         del max_bytes
@@ -195,14 +220,33 @@ class Box:
         raise SandboxError(f"port {port}: there is no network")
 
     async def connect(self, port: int) -> socket.socket:
-        raise SandboxError(f"port {port}: there is no network")
+        if not self._ends:
+            raise SandboxError(f"port {port}: there is no network")
+        end = self._ends.pop(0)
+        end.setblocking(False)
+        return end
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        for serving in self._serving:
+            serving.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def snapshot(self) -> Snapshot:
         return Snapshot(self.id, "inprocess", self.spec, dict(self.files))
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        await self.stop()
+
+
+async def answer(world: World, end: socket.socket) -> None:
+    """Answer the requests of a client at the other end, a line each."""
+    reader, writer = await asyncio.open_connection(sock=end)
+    try:
+        while line := await reader.readline():
+            if (said := world._answer_line(line)) is not None:
+                writer.write(json.dumps(said).encode("ascii") + b"\n")
+    finally:
+        writer.close()
 
 
 class InProcess:
@@ -211,7 +255,7 @@ class InProcess:
     name = "inprocess"
 
     async def probe(self) -> Isolation:
-        return Isolation("inprocess", "none", {}, ("nothing is isolated: for experiments with the tasks of chains",))
+        return Isolation("inprocess", "none", {}, ("nothing is isolated: for experiments with a few families",))
 
     async def create(self, spec: SandboxSpec) -> Box:
         mounted = {f"{folder}/{file.path}": file.read() for folder, files in spec.readonly.items() for file in files}
@@ -228,9 +272,11 @@ class InProcess:
 def graded(box: Box, folder: str, workspace: str) -> str:
     """What the checker in ``folder`` prints about the files in ``workspace``."""
     source = box.files[f"{folder}/check.py"]
-    if not source.startswith((b'"""Grades one instance of chain-', b'"""Grades one instance of text-steps')):
-        raise SandboxError("only the checkers of chain-N and text-steps run here: use a sandbox")
-    sys.modules["clawgym_checks"] = library(box.files[f"{folder}/clawgym_checks.py"])
+    if not source.startswith(tuple(b'"""Grades one instance of ' + kind for kind in KINDS)):
+        raise SandboxError("only the checkers of chain-N, text-steps and inventory run here: use a sandbox")
+    for name in ("clawgym_checks", "clawgym_answers", "clawgym_state"):
+        if (path := f"{folder}/{name}.py") in box.files:
+            sys.modules[name] = library(name, box.files[path])
     with tempfile.TemporaryDirectory(dir="/dev/shm") as real:
         for name, content in box.files.items():
             path = PurePosixPath(name)
@@ -247,11 +293,13 @@ def graded(box: Box, folder: str, workspace: str) -> str:
 
 
 @cache
-def library(source: bytes) -> types.ModuleType:
-    """The module of checks. It may end no process: here they are its own siblings."""
-    module = types.ModuleType("clawgym_checks")
-    exec(compile(source, "clawgym_checks.py", "exec"), module.__dict__)
-    module.__dict__["kill_strays"] = lambda: None
+def library(name: str, source: bytes) -> types.ModuleType:
+    """A module of checks. It may end no process: here they are its own siblings."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module  # dataclasses look there
+    exec(compile(source, f"{name}.py", "exec"), module.__dict__)
+    if name == "clawgym_checks":
+        module.__dict__["kill_strays"] = lambda: None
     return module
 
 
@@ -261,26 +309,36 @@ def compiled(source: bytes) -> types.CodeType:
 
 
 async def again(number: str, turns: Sequence[Turn], sandboxes: Backend) -> tuple[int, int, float]:
-    """Play the commands of an episode again: how many observations are the same, how many there are, and the score."""
+    """Play the calls of an episode again: how many observations are the same, how many there are, and the score."""
     kind, _, seed = number.rpartition("-")
-    tasks = chains.pack() if kind.startswith("chain-") else pack("terminal-basic")
-    task = tasks.make(kind, int(seed[1:]))
-    sandbox = await sandboxes.create(SandboxSpec(image=task.sandbox_image, limits=task.limits, workdir=task.workspace))
+    name = "toolcall-basic" if kind.startswith("inventory-") else "terminal-basic"
+    task = (chains.pack() if kind.startswith("chain-") else pack(name)).make(kind, int(seed[1:]))
+    sandbox = await sandboxes.create(sandbox_spec(task))
     same = count = 0
     try:
         await sandbox.put(task.inputs, task.workspace)
-        tools = ShellTools(sandbox, task.workspace, task.limits)
+        tools = await open_tools(task, sandbox, sandboxes)
         for turn, after in zip(turns, (*turns[1:], None), strict=True):
-            said = parse_reply(str((turn.reply or {}).get("content") or ""))
-            if isinstance(said, Command):
-                (observation,) = await tools.call_all([bash_call(said.text)])
-                if after is not None:
-                    count += 1
-                    same += str(observation.content) == str(after.messages[-1]["content"])
+            calls = calls_of(turn.reply or {}, text=not task.tools)
+            observations = await tools.call_all(calls)
+            if after is not None and calls:
+                seen = [str(message["content"]) for message in after.messages[-len(calls) :]]
+                count += len(calls)
+                same += sum(str(one.content) == other for one, other in zip(observations, seen, strict=True))
+        await tools.aclose()
         archive = await sandbox.get_archive(task.workspace)
         return same, count, (await grade(task, Subject(archive), sandboxes)).official
     finally:
         await sandbox.close()
+
+
+def calls_of(reply: Mapping[str, Any], *, text: bool) -> list[ToolCall]:
+    """The calls of a reply in OpenAI's form; with ``text`` the command that its text is."""
+    if text:
+        said = parse_reply(str(reply.get("content") or ""))
+        return [bash_call(said.text)] if isinstance(said, Command) else []
+    functions = [(call["id"], call["function"]) for call in reply.get("tool_calls") or ()]
+    return [ToolCall(id, function["name"], json.loads(function["arguments"])) for id, function in functions]
 
 
 async def compare(run: Path, episodes: int) -> None:
