@@ -24,7 +24,8 @@ number of updates on as many episodes, and without imitation,
   demonstrations alone, so no reward has an effect.
 
 Settings were chosen on seeds 100 to 102. Every run is a folder below ``--out``, and the same command resumes it. The
-table shows success on held-out tasks, sampled at temperature 1, with the checkpoint that the validation split chose.
+table shows success on held-out tasks, sampled at temperature 1, with the checkpoint that the validation split chose,
+and the mean of success on the validation split while the policy learns.
 Differences are those of the same seed: their mean over seeds with Student's interval of 95 %.
 """
 
@@ -57,7 +58,7 @@ from clawgym.trainers.recipes import chains
 
 TRAIN = range(2000, 4000)
 RIGHT = 0.64
-"""Mean share of right commands of the demonstrator: 0.64**8 is 0.03."""
+"""Mean share of right commands of the demonstrator, by default: 0.64**8 is 0.03."""
 RECIPE = Path(__file__).with_name("sparse.yaml")
 ARMS: dict[str, tuple[str, ...]] = {
     "outcome": (),
@@ -168,15 +169,15 @@ def train_base(out: Path, base: Path, recipe: Path, right: float, *settings: str
     train("sft", base, *settings, f"sft.data={data}", config=str(recipe))
 
 
-def run_seed(out: Path, recipe: Path, seed: int, arms: list[str], settings: tuple[str, ...]) -> None:
+def run_seed(out: Path, recipe: Path, right: float, seed: int, arms: list[str], settings: tuple[str, ...]) -> None:
     """Every arm of a seed."""
     own = (f"seed={seed}", *settings)
     base = out / f"base-{seed}"
-    train_base(out, base, recipe, RIGHT, *own)
+    train_base(out, base, recipe, right, *own)
     for arm in arms:
         extra: tuple[str, ...] = ()
         if arm in ("self-only", "demos-only"):
-            extra = (f"sft.data={demonstrations(out, recipe, RIGHT, own)}",)
+            extra = (f"sft.data={demonstrations(out, recipe, right, own)}",)
         if arm == "prm":
             judge = out / f"judge-{seed}"
             train("prm", judge, *own, f"model.path={base}", config=str(recipe))
@@ -203,6 +204,11 @@ def right_steps(base: Path) -> str:
     return f"{right / tried:.2f}" if tried else ""
 
 
+def while_learning(run: Path) -> float:
+    """Mean success on the validation split, after the first step and until the last one."""
+    return fmean(row["score"] for row in rows(run, "evaluations") if row["split"] == "validation" and row["step"])
+
+
 def table(out: Path, seeds: list[int]) -> None:
     """What is there, as Markdown."""
     print("| base | before | greedy | files right | steps right, after right ones |\n|---|---|---|---|---|")
@@ -210,8 +216,8 @@ def table(out: Path, seeds: list[int]) -> None:
         if measured(base := out / f"base-{seed}"):
             before, greedy = heldout(base), heldout(base, greedy=True)["score"]
             print(f"| {seed} | {before['score']:.3f} | {greedy:.3f} | {before['partial']:.2f} | {right_steps(base)} |")
-    print("\n| arm | seed | before | after | greedy | files right, before | after | turns | minutes |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("\n| arm | seed | before | after | greedy | while learning | files right, before | after | turns | minutes |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     ends: dict[str, dict[int, dict[str, float]]] = {arm: {} for arm in ARMS}
     for arm in ARMS:
         for seed in seeds:
@@ -219,21 +225,24 @@ def table(out: Path, seeds: list[int]) -> None:
             if not (measured(base) and measured(run)):
                 continue
             before, after = heldout(base), heldout(run)
-            ends[arm][seed] = after
+            ends[arm][seed] = {**after, "learning": while_learning(run)}
             print(
                 f"| {arm} | {seed} | {before['score']:.3f} | {after['score']:.3f} "
                 f"[{after['low']:.2f}, {after['high']:.2f}] | {heldout(run, greedy=True)['score']:.3f} "
+                f"| {while_learning(run):.3f} "
                 f"| {before['partial']:.2f} | {after['partial']:.2f} "
                 f"| {turns(run):,.0f} | {seconds(run) / 60:.0f} |"
             )
-    print("\n| difference | seeds | success | positive in | files right | positive in |\n|---|---|---|---|---|---|")
+    print("\n| difference | seeds | success | positive in | while learning | positive in | files right | positive in |")
+    print("|---|---|---|---|---|---|---|---|")
+    measures = ("score", "learning", "partial")
     others = [arm for arm in ARMS if arm not in ("outcome", "milestones")]
     pairs = [("milestones", "outcome"), *((arm, "outcome") for arm in others), *(("milestones", arm) for arm in others)]
     for better, worse in pairs:
         both = sorted(ends[better].keys() & ends[worse].keys())
         if len(both) < 2:
             continue
-        gaps = {name: [ends[better][s][name] - ends[worse][s][name] for s in both] for name in ("score", "partial")}
+        gaps = {name: [ends[better][s][name] - ends[worse][s][name] for s in both] for name in measures}
         shown = [
             f"{fmean(gap):+.3f} +- {half_width(gap):.3f} | {sum(one > 0 for one in gap)} of {len(both)}"
             for gap in gaps.values()
@@ -245,6 +254,7 @@ def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--out", type=Path, default=Path("runs/sparse"))
     ask.add_argument("--recipe", type=Path, default=RECIPE)
+    ask.add_argument("--right", type=float, default=RIGHT, help="mean share of right commands of the demonstrator")
     ask.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22, 23, 24])
     ask.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
     ask.add_argument("--set", action="append", default=[], dest="settings", help="a setting of all runs")
@@ -256,7 +266,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(here)  # where a run finds the judges
     said.out.mkdir(parents=True, exist_ok=True)
     for seed in [] if said.table else said.seeds:
-        run_seed(said.out, said.recipe, seed, said.arms, tuple(said.settings))
+        run_seed(said.out, said.recipe, said.right, seed, said.arms, tuple(said.settings))
     table(said.out, said.seeds)
 
 
