@@ -64,12 +64,10 @@ def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
     splits = load_splits(config.tasks, config.agent)
     given = given_model(config, weights=False)
     shape = ModelShape.of(config.model, None if given is None else base_of_adapter(given, weights=False))
-    memory = estimate(shape, config) if config.trainer in ("local", "verl") else None
     sizes = {name: len(getattr(splits, name)) for name in ("demonstrations", "train", "validation", "heldout")}
-    return {
+    about: dict[str, Any] = {
         "method": method,
         "out": str(out),
-        "device": None if memory is None else config.compute.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         "weights": shape.weights,
         "trained": shape.adapters or shape.weights,
         "tasks": sizes,
@@ -79,12 +77,19 @@ def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
         "ranks": config.verl.nodes * config.verl.ranks if config.trainer == "verl" else None,
         "episodes_a_step": config.rollout.groups * config.rollout.group_size if method == "rl" else None,
         "sandboxes_at_once": config.rollout.concurrency,
-        "memory": f"not estimated for trainer {config.trainer}" if memory is None else None,
-        "memory_bytes": {} if memory is None else memory.items,
-        "peak_bytes": {} if memory is None else memory.peaks,
-        "activations_bytes": {}
-        if memory is None
-        else {
+        "memory_bytes": {},
+        "peak_bytes": {},
+        "activations_bytes": {},
+    }
+    if config.trainer not in ("local", "verl"):
+        return {**about, "memory": f"not estimated for trainer {config.trainer}"}
+    memory = estimate(shape, config)
+    return {
+        **about,
+        "device": config.compute.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        "memory_bytes": memory.items,
+        "peak_bytes": memory.peaks,
+        "activations_bytes": {
             f"{word} checkpointing": sum(activations(shape, config, checkpointing=word == "with"))
             for word in ("with", "without")
         },
