@@ -243,7 +243,7 @@ async def answer(world: World, end: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=end)
     try:
         while line := await reader.readline():
-            if (said := world._answer_line(line)) is not None:
+            if (said := world.answer(json.loads(line))) is not None:
                 writer.write(json.dumps(said).encode("ascii") + b"\n")
     finally:
         writer.close()
