@@ -134,6 +134,19 @@ def evaluation(cluster: Any, out: Path, agent: str = "sloppy") -> subprocess.Pop
         )
 
 
+def lose_a_node(cluster: Any, owner: subprocess.Popen[bytes]) -> None:
+    """The last node, while its sandboxes are in use: their owner is stopped until all that ran there is dead."""
+    node = cluster.list_all_nodes()[-1]
+    there = psutil.Process(node.all_processes["raylet"][0].process.pid).children()
+    owner.send_signal(signal.SIGSTOP)
+    try:
+        cluster.remove_node(node, allow_graceful=False)
+        _, alive = psutil.wait_procs(there, timeout=60)
+    finally:
+        owner.send_signal(signal.SIGCONT)
+    assert not alive, alive
+
+
 def rows(out: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
@@ -170,7 +183,7 @@ def test_a_node_is_lost(cluster: Any, expected: dict[str, Any], tmp_path: Path) 
         process = evaluation(cluster, out)
         try:
             wait_for(out, 9, process)
-            cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
+            lose_a_node(cluster, process)
             assert process.wait() == 0, out.with_suffix(".log").read_text()[-3000:]
         finally:
             process.kill()
@@ -220,7 +233,7 @@ def test_the_last_node_is_lost_and_another_joins(tmp_path: Path) -> None:
         process = evaluation(small, out)
         try:
             wait_for(out, 9, process)
-            small.remove_node(small.list_all_nodes()[-1], allow_graceful=False)
+            lose_a_node(small, process)
             assert process.wait(120) == 1
             said = out.with_suffix(".log").read_text()
             assert "no node is left: start nodes" in " ".join(said.split())
