@@ -68,6 +68,7 @@ def plan(config: TrainConfig, method: str, out: Path) -> Mapping[str, Any]:
     about: dict[str, Any] = {
         "method": method,
         "out": str(out),
+        "device": None,
         "weights": shape.weights,
         "trained": shape.adapters or shape.weights,
         "tasks": sizes,
