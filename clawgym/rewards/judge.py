@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from collections import Counter
 from collections.abc import Collection, Coroutine, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -35,6 +37,8 @@ class JudgePool:
         """Number of turns without a score, by cause: ``late``, ``budget``, ``http-<status>``, ``engine`` (no answer),
         ``next-state`` (nothing followed the turn), ``invalid`` (no valid vote), ``no-judgement`` (the judge returned
         something else), or the name of the exception's class."""
+        self.errors: dict[str, str] = {}
+        """Name of an exception's class -> the text of the newest one and the line that raised it."""
         self.scored = 0
         """Number of turns with at least one valid vote."""
         self._judge = judge
@@ -55,7 +59,10 @@ class JudgePool:
                 json.dumps(judgement.about(), allow_nan=False)  # it must be JSON for the pool
                 score = judgement.score
             except Exception as error:  # no error of a judge may stop the rollouts
-                self.unscored[_cause(error)] += 1
+                self.unscored[cause := _cause(error)] += 1
+                if cause == type(error).__name__:
+                    raised = traceback.extract_tb(error.__traceback__)[-1]
+                    self.errors[cause] = f"{str(error)[:200]} ({Path(raised.filename).name}:{raised.lineno})"
                 return None
         if score is None:
             self.unscored["invalid"] += 1
