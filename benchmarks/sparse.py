@@ -45,7 +45,7 @@ from statistics import fmean
 from learning import half_width, heldout, measured, rows, seconds, train
 
 from clawgym.agents.demonstrate import reference_calls
-from clawgym.agents.text_protocol import Command, parse_reply
+from clawgym.agents.text_protocol import Command, MalformedCall, parse_reply
 from clawgym.pool import Pool
 from clawgym.records import Task
 from clawgym.records.judge import Judge, Judgeable, Vote
@@ -81,16 +81,16 @@ ARMS: dict[str, tuple[str, ...]] = {
 def solutions(steps: int) -> dict[str, list[str]]:
     """Instruction -> the commands of its reference solution."""
     made = (chains.pack().make(f"chain-{steps}", 2 * n) for n in TRAIN)
-    return {task.instruction: [str(call.arguments["command"]) for call in reference_calls(task)] for task in made}
+    return {task.instruction: [str(call.arguments["command"]) for call in reference_calls(task)[:-1]] for task in made}
 
 
 def as_the_reference(asked: Judgeable) -> Vote:
-    """+1 for the command that the reference solution has at this step, else -1."""
-    steps = asked.task.count("Make ")
+    """+1 for what the reference solution does at this step, else -1."""
     at = sum(message.get("role") == "assistant" for message in asked.history)
     said = parse_reply(str(asked.action.get("content") or ""))
-    wanted = solutions(steps).get(asked.task, [])[at : at + 1]
-    return 1 if isinstance(said, Command) and wanted == [said.text.strip()] else -1
+    wanted = solutions(asked.task.count("Make "))[asked.task][at : at + 1]
+    did = [said.text.strip()] if isinstance(said, Command) else []
+    return 1 if did == wanted and not isinstance(said, MalformedCall) else -1
 
 
 def exact() -> Judge:
@@ -192,6 +192,11 @@ def turns(run: Path) -> float:
     )
 
 
+def judged(run: Path) -> float:
+    """Share of these turns that have a process reward."""
+    return fmean(row.get("reward/process_scored_frac", 0.0) for row in rows(run, "metrics"))
+
+
 def right_steps(base: Path) -> str:
     """Of the steps of chains that follow right ones, the share that is right, in sampled held-out episodes."""
     right = tried = 0
@@ -216,8 +221,11 @@ def table(out: Path, seeds: list[int]) -> None:
         if measured(base := out / f"base-{seed}"):
             before, greedy = heldout(base), heldout(base, greedy=True)["score"]
             print(f"| {seed} | {before['score']:.3f} | {greedy:.3f} | {before['partial']:.2f} | {right_steps(base)} |")
-    print("\n| arm | seed | before | after | greedy | while learning | files right, before | after | turns | minutes |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print(
+        "\n| arm | seed | before | after | greedy | while learning | files right, before | after | turns | judged "
+        "| minutes |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     ends: dict[str, dict[int, dict[str, float]]] = {arm: {} for arm in ARMS}
     for arm in ARMS:
         for seed in seeds:
@@ -231,7 +239,7 @@ def table(out: Path, seeds: list[int]) -> None:
                 f"[{after['low']:.2f}, {after['high']:.2f}] | {heldout(run, greedy=True)['score']:.3f} "
                 f"| {while_learning(run):.3f} "
                 f"| {before['partial']:.2f} | {after['partial']:.2f} "
-                f"| {turns(run):,.0f} | {seconds(run) / 60:.0f} |"
+                f"| {turns(run):,.0f} | {judged(run):.2f} | {seconds(run) / 60:.0f} |"
             )
     print("\n| difference | seeds | success | positive in | while learning | positive in | files right | positive in |")
     print("|---|---|---|---|---|---|---|---|")
