@@ -48,7 +48,7 @@ class Liked:
 
 
 SETTINGS = [
-    "redact=false", "held_out=0.999", "training.reward.judge=complaints", "training.agent.max_steps=1",
+    "redact=false", "held_out=0.999999", "training.reward.judge=complaints", "training.agent.max_steps=1",
     "training.agent.max_tokens=8", "gate.scorers=[test-liked]", "gate.sources=1", "gate.alpha=0.9",
     "gate.margins={tasks: 0.95, style: 0.95, safety: 0.95}", "gate.canaries=42", "gate.task_count=4",
 ]  # fmt: skip

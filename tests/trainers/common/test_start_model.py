@@ -31,6 +31,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[Pat
     run = tmp_path_factory.mktemp("runs") / "lora"
     config = small(model={"path": str(folder), "lora": {"rank": 2}})
     policy = load_policy(config.model, folder, config.compute)
+    torch.manual_seed(0)
     with torch.no_grad():
         for name, weight in policy.module.named_parameters():
             if "lora_" in name:
