@@ -262,7 +262,7 @@ class Sessions:
         self._loaded.move_to_end(session.id)
         if len(self._loaded) <= self._resident:
             return
-        for quiet in [s.id for s in self._loaded.values() if not s.active and s is not session]:
+        for quiet in [s.id for s in self._loaded.values() if not (s.active or s.handlers) and s is not session]:
             del self._loaded[quiet]
             if len(self._loaded) <= self._resident:
                 return
