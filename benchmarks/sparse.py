@@ -209,9 +209,15 @@ def right_steps(base: Path) -> str:
     return f"{right / tried:.2f}" if tried else ""
 
 
+def curve(run: Path) -> dict[int, float]:
+    """Step -> success on the validation split."""
+    found = rows(run, "evaluations")
+    return {row["step"]: row["score"] for row in found if row["split"] == "validation" and row["step"]}
+
+
 def while_learning(run: Path) -> float:
     """Mean success on the validation split, after the first step and until the last one."""
-    return fmean(row["score"] for row in rows(run, "evaluations") if row["split"] == "validation" and row["step"])
+    return fmean(curve(run).values())
 
 
 def table(out: Path, seeds: list[int]) -> None:
@@ -241,6 +247,10 @@ def table(out: Path, seeds: list[int]) -> None:
                 f"| {before['partial']:.2f} | {after['partial']:.2f} "
                 f"| {turns(run):,.0f} | {judged(run):.2f} | {seconds(run) / 60:.0f} |"
             )
+    for arm, of in ends.items():
+        if curves := [curve(out / f"{arm}-{seed}") for seed in of]:
+            means = [f"{step}: {fmean(one[step] for one in curves):.2f}" for step in curves[0]]
+            print(f"\n{arm}, {len(curves)} seeds, success on the validation split by step: {', '.join(means)}")
     print("\n| difference | seeds | success | positive in | while learning | positive in | files right | positive in |")
     print("|---|---|---|---|---|---|---|---|")
     measures = ("score", "learning", "partial")
