@@ -182,7 +182,10 @@ def run_seed(out: Path, recipe: Path, right: float, seed: int, arms: list[str], 
             judge = out / f"judge-{seed}"
             train("prm", judge, *own, f"model.path={base}", config=str(recipe))
             extra = (f"reward.judge_options.path={judge}",)
-        train("rl", out / f"{arm}-{seed}", *own, f"model.path={base}", *ARMS[arm], *extra, config=str(recipe))
+        run = out / f"{arm}-{seed}"
+        train("rl", run, *own, f"model.path={base}", *ARMS[arm], *extra, config=str(recipe))
+        if any("reward.judge" in setting for setting in ARMS[arm]) and judged(run) < 0.8:
+            raise SystemExit(f"{run}: {judged(run):.2f} of the turns were judged: see the warnings of the run")
 
 
 def turns(run: Path) -> float:
