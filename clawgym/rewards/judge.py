@@ -38,7 +38,7 @@ class JudgePool:
         ``next-state`` (nothing followed the turn), ``invalid`` (no valid vote), ``no-judgement`` (the judge returned
         something else), or the name of the exception's class."""
         self.errors: dict[str, str] = {}
-        """Name of an exception's class -> the text of the newest one and the line that raised it."""
+        """Name of an exception's class -> the newest one, and the line that raised it."""
         self.scored = 0
         """Number of turns with at least one valid vote."""
         self._judge = judge
@@ -62,7 +62,8 @@ class JudgePool:
                 self.unscored[cause := _cause(error)] += 1
                 if cause == type(error).__name__:
                     raised = traceback.extract_tb(error.__traceback__)[-1]
-                    self.errors[cause] = f"{str(error)[:200]} ({Path(raised.filename).name}:{raised.lineno})"
+                    text = traceback.format_exception_only(error)[-1].strip()[:200]
+                    self.errors[cause] = f"{text} ({Path(raised.filename).name}:{raised.lineno})"
                 return None
         if score is None:
             self.unscored["invalid"] += 1

@@ -76,7 +76,7 @@ async def test_failed_and_late_turns_are_absent_and_counted_by_cause() -> None:
         {"late": 1, "engine": 1, "http-503": 1, "budget": 1, "ZeroDivisionError": 1, "next-state": 1}
     )
     assert judge.running == 0
-    assert re.fullmatch(r" \(test_judge_pool\.py:\d+\)", pool.errors.pop("ZeroDivisionError"))
+    assert re.fullmatch(r"ZeroDivisionError \(test_judge_pool\.py:\d+\)", pool.errors.pop("ZeroDivisionError"))
     assert not pool.errors
 
 

@@ -74,10 +74,10 @@ class Judging:
         if causes.total() <= self.pool.scored - scored:
             return []
         cause, count = causes.most_common(1)[0]
-        said = f": {self.pool.errors[cause]}" if cause in self.pool.errors else ""
         return [
             f"{causes.total()} of {causes.total() + self.pool.scored - scored} turns could not be judged, {count} for "
-            f"{cause}{said}; they are trained on with the outcome only: check the judge (reward.judge)"
+            f"{self.pool.errors.get(cause, cause)}; they are trained on with the outcome only: check the judge "
+            "(reward.judge)"
         ]
 
 

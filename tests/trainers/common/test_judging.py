@@ -14,15 +14,15 @@ class Broken:
 
     name, version = "broken", "0"
 
-    async def judge(self, asked: Judgeable) -> Judgement:
-        return Judgement({0: (1,)}[asked.turn], ("ok",), self.name, self.version)
+    async def judge(self, record: Judgeable) -> Judgement:
+        return Judgement((1,), ({0: "ok"}[record.turn],), self.name, self.version)
 
 
 def turns(count: int) -> list[Turn]:
-    said = [({"role": "user", "content": "go on"},)] * count
+    messages = ({"role": "user", "content": "go on"},)
     return [
         Turn(parent=n - 1 if n else None, flaw="text-only", messages=messages, reply={"role": "assistant"})
-        for n, messages in enumerate(said)
+        for n in range(count)
     ]
 
 
