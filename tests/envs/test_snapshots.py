@@ -214,7 +214,7 @@ def test_number_of_open_snapshots_is_bounded(env: TaskEnv, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("sleep 60 &", r"programs that run in the sandbox \(sleep\)"),
+        ("sleep 60 & until grep -q sleep /proc/$!/comm; do :; done", r"programs that run in the sandbox \(sleep\)"),
         ("setsid sleep 60 >/dev/null & disown; exec -a 'x\x1b' true", r"programs that run"),
         ("exec 5>file", r"open files \(descriptors 5\)"),
         ("exec >file", "cannot be read"),
