@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 import sparse
-from learning import half_width, heldout, measured, train
+from learning import half_width, heldout, measured
 from markupsafe import Markup
 
 STEPS = (2, 4, 8)
@@ -47,7 +47,7 @@ def run_cell(out: Path, cell: Cell, seed: int) -> None:
     sparse.train_base(out, base, sparse.RECIPE, success ** (1 / steps), *own)
     for arm in ("outcome", *JUDGES):
         settings = (*own, f"model.path={base}", *sparse.ARMS[arm])
-        train("rl", folder(out, cell, seed, arm), *settings, config=str(sparse.RECIPE))
+        sparse.learn(folder(out, cell, seed, arm), sparse.RECIPE, *settings)
 
 
 def folder(out: Path, cell: Cell, seed: int, arm: str) -> Path:

@@ -182,10 +182,14 @@ def run_seed(out: Path, recipe: Path, right: float, seed: int, arms: list[str], 
             judge = out / f"judge-{seed}"
             train("prm", judge, *own, f"model.path={base}", config=str(recipe))
             extra = (f"reward.judge_options.path={judge}",)
-        run = out / f"{arm}-{seed}"
-        train("rl", run, *own, f"model.path={base}", *ARMS[arm], *extra, config=str(recipe))
-        if any("reward.judge" in setting for setting in ARMS[arm]) and judged(run) < 0.8:
-            raise SystemExit(f"{run}: {judged(run):.2f} of the turns were judged: see the warnings of the run")
+        learn(out / f"{arm}-{seed}", recipe, *own, f"model.path={base}", *ARMS[arm], *extra)
+
+
+def learn(run: Path, recipe: Path, *settings: str) -> None:
+    """Train an arm. Ends the program if its judge failed at many turns, as the arm is not what its name says then."""
+    train("rl", run, *settings, config=str(recipe))
+    if any(setting.startswith("reward.judge=") for setting in settings) and judged(run) < 0.8:
+        raise SystemExit(f"{run}: {judged(run):.2f} of the turns were judged: see the warnings of the run")
 
 
 def turns(run: Path) -> float:
@@ -196,7 +200,7 @@ def turns(run: Path) -> float:
 
 
 def judged(run: Path) -> float:
-    """Share of these turns that have a process reward."""
+    """Share of the turns in the environment that have a process reward."""
     return fmean(row.get("reward/process_scored_frac", 0.0) for row in rows(run, "metrics"))
 
 
