@@ -41,6 +41,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from learning import half_width, heldout, measured, rows, seconds, train
 
@@ -148,24 +149,30 @@ def as_confused(task: Task, right: float, rng: random.Random) -> Task:
     return replace(task, solution=(replace(file, source=text.encode()),))
 
 
-def demonstrations(out: Path, recipe: Path, right: float, settings: Sequence[str]) -> Path:
-    """A file of conversations with a confused demonstrator."""
+def demonstrations(out: Path, recipe: Path, right: float, settings: Sequence[str], least: int = 1) -> Path:
+    """A file of ``least`` or more conversations with a confused demonstrator, who begins again, with other errors, if
+    there are fewer tasks."""
     config = load_config(recipe, settings)
     file = out / f"confused-{config.tasks.generators[0]}-{right:.2f}-{config.seed}.jsonl"
     if file.exists():
         return file
     tasks, rng = load_splits(config.tasks, config.agent).demonstrations, random.Random(config.seed)
-    changed = [as_confused(task, right, rng) for task in sorted(tasks, key=lambda task: task.id)]
-    with Pool(file.with_suffix(".db")) as pool:
-        asyncio.run(demonstrate(config, changed, pool))
-        rows = sorted(conversations(pool, "demonstrations", solved=False), key=lambda row: row["task_id"])
+    rows: list[dict[str, Any]] = []
+    while len(rows) < least:
+        changed = [as_confused(task, right, rng) for task in sorted(tasks, key=lambda task: task.id)]
+        with Pool(file.with_name(f"{file.stem}-{len(rows)}.db")) as pool:
+            asyncio.run(demonstrate(config, changed, pool))
+            found = list(conversations(pool, "demonstrations", solved=False))
+        if not found:
+            raise SystemExit(f"{file}: no demonstration was recorded: see the errors above")
+        rows += sorted(found, key=lambda row: row["task_id"])
     lines = [json.dumps({name: row[name] for name in ("messages", "tools") if name in row}) for row in rows]
     file.write_text("\n".join(lines) + "\n")
     return file
 
 
-def train_base(out: Path, base: Path, recipe: Path, right: float, *settings: str) -> None:
-    data = demonstrations(out, recipe, right, settings)
+def train_base(out: Path, base: Path, recipe: Path, right: float, *settings: str, least: int = 1) -> None:
+    data = demonstrations(out, recipe, right, settings, least)
     train("sft", base, *settings, f"sft.data={data}", config=str(recipe))
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from clawgym.tasks.packs.seeded import WORDS, Generator, SeededPack, generator
 from clawgym.tasks.packs.terminal_basic import TerminalDraft, build
 
-STEPS = (2, 4, 8)
+STEPS = (3, 4, 8)
 OPS = {
     "sort": ("{0} sorted", "sort {0}"),
     "sort-down": ("{0} sorted from z to a", "sort -r {0}"),
