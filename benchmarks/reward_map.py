@@ -95,6 +95,7 @@ def drawn(gains: Mapping[tuple[Cell, str], list[float]], *, side: int = 92, left
             w=wide * len(JUDGES), h=top + len(STEPS) * side + 30
         ),
         Markup("<style>text{font:12px sans-serif;text-anchor:middle}text.n{font-weight:bold}</style>"),
+        Markup('<rect width="100%" height="100%" style="fill:white"/>'),
     ]
     write = Markup('<text class="{c}" x="{x}" y="{y}">{t}</text>').format
     for n, judge in enumerate(JUDGES):

@@ -207,8 +207,13 @@ def turns(run: Path) -> float:
 
 
 def judged(run: Path) -> float:
-    """Share of the turns in the environment that have a process reward."""
-    return fmean(row.get("reward/process_scored_frac", 0.0) for row in rows(run, "metrics"))
+    """Share of the turns that have a process reward, of those that another turn of the episode follows."""
+    scored = followed = 0.0
+    for row in rows(run, "metrics"):
+        count = row["rollout/avg_steps_per_trajectory"]
+        scored += row.get("reward/process_scored_frac", 0.0) * count
+        followed += count - 1
+    return min(1.0, scored / followed) if followed else 1.0
 
 
 def right_steps(base: Path) -> str:
