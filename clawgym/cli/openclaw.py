@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,20 +25,19 @@ def image(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="A Docker image, an OCI layout, an archive (docker save), or a root file system."
+            metavar="SOURCE",
+            help="The name of an image on the Docker engine; or an OCI layout, an archive, or what skopeo copies: "
+            "docker://...",
         ),
     ],
-    to: Annotated[
-        str, typer.Argument(metavar="DEST", help="A new image name if SOURCE is a Docker image, else a new folder.")
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Of the new image: on the Docker engine, or in `clawgym images list`.")
     ],
 ) -> None:
     """Prepare an image that contains OpenClaw for use in sandboxes. The source is not changed."""
-    from clawgym.agents.openclaw.image import add_to_docker_image, make_rootfs
+    from clawgym.agents.openclaw.image import add_image, add_to_docker_image
 
+    stored = "://" in source or os.path.exists(os.path.expanduser(source))
     with shown() as tell:
-        if os.path.exists(source):
-            layout = make_rootfs(Path(source), Path(to).resolve(), progress=tell)
-            to = str(Path(to).resolve())
-        else:
-            layout = add_to_docker_image(source, to, progress=tell)
-    Console().say(f"OpenClaw {layout.version} ({layout.node} {layout.entry}) in the image {to}")
+        layout = (add_image if stored else add_to_docker_image)(source, name, progress=tell)
+    Console().say(f"OpenClaw {layout.version} ({layout.node} {layout.entry}) in the image {name}")

@@ -13,8 +13,9 @@ from clawgym.agents.openclaw.install import install
 from clawgym.agents.programs.install import Installation
 from clawgym.agents.programs.releases import OPENCLAW
 
-from ..agents.openclaw.images import entry, layer, oci_layout, openclaw_layer
+from ..agents.openclaw.images import bare_programs, openclaw_layer
 from ..agents.openclaw.releases import OFFLINE, make_release
+from ..sandbox.images.make import layer, oci_folder
 
 CLAWGYM = str(Path(sys.executable).with_name("clawgym"))
 
@@ -57,12 +58,13 @@ def test_missing_installation_is_reported_with_the_command(tmp_path: Path) -> No
 
 
 def test_image_is_prepared_and_missing_parts_are_reported(tmp_path: Path) -> None:
-    programs = [entry(f"usr/bin/{name}") for name in ("sh", "bash", "python3", "tar")]
-    image = oci_layout(tmp_path / "image", [layer([*programs, entry("bin", link="usr/bin"), *openclaw_layer()])])
-    code, out, err = clawgym("openclaw", "image", image, tmp_path / "made")
-    assert (code, err) == (0, "layers\n")
-    assert out == f"OpenClaw 1.2.3 (/usr/local/bin/node /app/openclaw.mjs) in the image {tmp_path}/made\n"
-    code, _, err = clawgym("openclaw", "image", tmp_path / "packages", "made", DOCKER_HOST="unix:///no.sock")
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    image = oci_folder(tmp_path / "image", [layer(*bare_programs(), *openclaw_layer())])
+    code, out, err = clawgym("openclaw", "image", image, "made", **cache)
+    assert (code, err) == (0, f"unpacking {image}\n")
+    assert out == "OpenClaw 1.2.3 (/usr/local/bin/node /app/openclaw.mjs) in the image made\n"
+    assert clawgym("images", "list", **cache)[1].startswith("made: 2 layers, ")
+    code, _, err = clawgym("openclaw", "image", tmp_path / "packages", "made", DOCKER_HOST="unix:///no.sock", **cache)
     assert code == 2
     assert "see `clawgym doctor`" in err
-    assert sorted(os.listdir(tmp_path)) == ["image", "made"]
+    assert sorted(os.listdir(tmp_path)) == ["cache", "image"]

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from clawgym.agents.openclaw._unpack import unpack
 from clawgym.agents.text_protocol import MalformedCall, parse_reply
 from clawgym.credentials import texts_of
 from clawgym.desktop.actions import parse
@@ -28,7 +27,6 @@ from clawgym.engines import GenerateRequest, VLLMEngine
 from clawgym.engines.openai import OpenAIEngine
 from clawgym.engines.protocol import Delta, Sampling
 from clawgym.errors import (
-    AgentError,
     EngineError,
     GradingError,
     PoolError,
@@ -48,6 +46,7 @@ from clawgym.records import Limits, Task, TaskFile, VerifierSpec
 from clawgym.redteam.scan import _files_of
 from clawgym.registry import dialects
 from clawgym.sandbox.extract import filter_tar
+from clawgym.sandbox.images import ImageStore
 from clawgym.sandbox.link import GuestLink
 from clawgym.sandbox.protocol import ExecResult, SandboxSpec
 from clawgym.tasks.layers import Wheel, _unpack
@@ -278,8 +277,8 @@ def test_actions_that_are_none(arguments: dict[str, Any]) -> None:
 def test_an_image_whose_lists_are_deep(tmp_path: Path) -> None:
     (tmp_path / "image").mkdir()
     (tmp_path / "image/index.json").write_text(NESTED)
-    with pytest.raises(AgentError, match="cannot be unpacked"):
-        unpack(tmp_path / "image", tmp_path, lambda *_: None)
+    with pytest.raises(SandboxError, match="is no image that can be read"):
+        ImageStore(tmp_path / "store").add(str(tmp_path / "image"))
 
 
 def test_a_wheel_with_a_member_without_a_name(tmp_path: Path) -> None:

@@ -2,33 +2,36 @@
 
 ``spec.image`` can name one of them; :func:`inspect_image` finds out how to start OpenClaw in it. Preparing an image
 adds two small files and changes nothing else: a :class:`Layout` as JSON, and the name ``python`` for its python3.
+Whatever an image contains is read with bounds, and links are followed inside of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
 import re
 import shlex
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clawgym.agents.openclaw._unpack import Report, copy_rootfs, is_image, resolve, unpack
-from clawgym.agents.programs import _tree
+from clawgym.cache import Progress
 from clawgym.errors import AgentError, MissingDependency
+from clawgym.sandbox.images import ImageStore
+from clawgym.sandbox.images.layers import Bounds, read_file, unpack
 
 __all__ = [
     "NOTE",
     "Layout",
+    "add_image",
     "add_to_docker_image",
     "inspect_image",
     "inspect_rootfs",
-    "make_rootfs",
     "rootfs_of_environment",
 ]
 
@@ -45,6 +48,7 @@ _ENTRIES = (  # in the official image; where npm installs it
 )
 _NEEDED = ("sh", "bash", "python3", "tar")
 _FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+_MOST_JSON = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +107,23 @@ def inspect_rootfs(folder: Path) -> Layout:
 
     Raises :class:`~clawgym.errors.AgentError` if it is not found, or if a program that sandboxes need is missing.
     """
-    return _inspect(folder, folder)
+    try:
+        return _inspect([folder], folder)
+    except OSError as error:
+        raise AgentError(f"{folder}: cannot be read ({error}): check the path") from error
 
 
-def _inspect(folder: Path, where: Path) -> Layout:
+def _inspect(layers: Sequence[Path], where: object) -> Layout:
+    """Find OpenClaw in ``layers``, bottom first."""
+
     def exists(path: str) -> bool:
-        try:
-            found = resolve(folder, path)
-        except OSError:
-            return False
-        return found is not None and found.is_file()
+        return read_file(layers, path, 0) is not None
 
-    def content(path: str) -> bytes | None:
-        found = resolve(folder, path) if exists(path) else None
-        return found.read_bytes() if found else None
-
-    _check_missing([name for name in _NEEDED if not any(exists(f"{bin}/{name}") for bin in _FOLDERS)], where)
+    missing = [name for name in _NEEDED if not any(exists(f"{folder}/{name}") for folder in _FOLDERS)]
+    _check_missing(missing, where)
     node, entry = next(filter(exists, _NODES), ""), next(filter(exists, _ENTRIES), "")
-    return _layout(node, entry, content(NOTE), (entry and content(_package_of(entry))) or b"", where)
+    package = read_file(layers, _package_of(entry), _MOST_JSON) if entry else None
+    return _layout(node, entry, read_file(layers, NOTE, _MOST_JSON), package or b"", where)
 
 
 def _check_missing(missing: list[str], where: object) -> None:
@@ -161,12 +164,15 @@ def _read_answer(text: str, where: object) -> tuple[Layout, bool]:
 
 
 def inspect_image(image: str) -> Layout:
-    """Find OpenClaw in a sandbox image (``spec.image``): a root file system, or an image of a Docker engine.
+    """Find OpenClaw in a sandbox image (``spec.image``): a root file system, or the name of a stored image (``clawgym
+    images``) or of an image of a Docker engine.
 
     Raises :class:`~clawgym.errors.AgentError` if it is not found, or if a program that sandboxes need is missing.
     """
     if os.path.isabs(image):
         return inspect_rootfs(Path(image))
+    if (stored := ImageStore().find(image)) is not None:
+        return _inspect(stored.layers, f"image {image!r}")
     with _docker(f"inspect {image!r}", image) as engine:
         return _read_answer(_run_in_image(engine, image, ["sh", "-c", _script()]), f"image {image!r}")[0]
 
@@ -178,53 +184,32 @@ def _note(layout: Layout) -> bytes:
     return (json.dumps(asdict(layout)) + "\n").encode()
 
 
-def make_rootfs(source: Path, folder: Path, *, progress: Report | None = None) -> Layout:
-    """Make ``folder``, a root file system for sandboxes, from an OCI layout, an image archive or a root file system.
+def add_image(source: str, name: str, *, progress: Progress | None = None) -> Layout:
+    """Make the stored image ``name`` from an OCI layout, an archive, or what skopeo can copy
+    (:meth:`~clawgym.sandbox.images.ImageStore.add`). Its programs run as root, whatever its user is.
 
-    ``source`` is not changed. Raises :class:`~clawgym.errors.AgentError`; ``folder`` does not exist then.
+    Raises:
+        AgentError: it does not contain OpenClaw, or lacks a program that sandboxes need.
+        SandboxError: it is no image that can be used.
     """
-    report = progress or (lambda what, done, total: None)
-    if not source.exists():
-        raise AgentError(f"{source}: no such file or folder, and not the name of a Docker image: check the name")
-    if folder.exists():
-        raise AgentError(f"{folder} exists already: name another folder, or remove it")
-    scratch = folder.with_name(f".{folder.name}.new")
-    try:
-        _tree.remove(scratch)
-        scratch.mkdir(parents=True)
-        scratch.chmod(0o755)
-        if is_image(source):
-            unpack(source, scratch, report)
-        elif (source / "bin").exists() or (source / "bin").is_symlink():
-            report("copying", 0, 0)
-            copy_rootfs(source, scratch)
-        else:
-            raise AgentError(
-                f"{source}: neither an OCI layout (index.json) nor a root file system (bin): check the path"
-            )
-        layout = _inspect(scratch, source)
-        _write_into(scratch, layout)
-        scratch.rename(folder)
-    except OSError as error:
-        raise AgentError(f"{folder} cannot be made ({error}): fix this and run the same command again") from error
-    finally:
-        _tree.remove(scratch)
+    tell = progress or (lambda what, done, total: None)
+    folder = Path(source).expanduser()
+    if folder.is_dir() and (folder / "bin").exists():
+        raise AgentError(
+            f"{source}: a root file system needs no preparation: use it with --agent-option image={folder.absolute()}"
+        )
+    store = ImageStore()
+    image = store.unpack(source, as_root=True, progress=tell)
+    layout = _inspect(image.layers, source)
+    has_python = any(read_file(image.layers, f"{folder}/python", 0) is not None for folder in _FOLDERS)
+    tar = _layer(layout, has_python)
+    key = f"{image.digest} {hashlib.sha256(tar).hexdigest()}"
+    own = store.layer(key, lambda at: unpack(io.BytesIO(tar), at, image.layers, Bounds()), tell)
+    store.save(name, (*image.layers, own), image.settings())
     return layout
 
 
-def _write_into(root: Path, layout: Layout) -> None:
-    etc, programs = resolve(root, "/etc", make=True), resolve(root, "/usr/bin", make=True)
-    assert etc is not None
-    assert programs is not None
-    note = etc / Path(NOTE).name
-    note.unlink(missing_ok=True)
-    note.write_bytes(_note(layout))
-    note.chmod(0o644)
-    if not any(resolve(root, f"{folder}/python") for folder in _FOLDERS):
-        (programs / "python").symlink_to("python3")
-
-
-def add_to_docker_image(source: str, name: str, *, progress: Report | None = None) -> Layout:
+def add_to_docker_image(source: str, name: str, *, progress: Progress | None = None) -> Layout:
     """Make the Docker image ``name`` from the image ``source``, on the Docker engine at ``DOCKER_HOST``.
 
     Command, user and environment of the image stay the same. Raises :class:`~clawgym.errors.AgentError`.

@@ -21,7 +21,7 @@ from clawgym.sandbox.inside.trees import DEPTH, FOLDER, PATH, open_file, remove
 from clawgym.sandbox.linux import syscalls
 from clawgym.tars import BoundedTarInfo
 
-__all__ = ["Bounds", "kind_of", "resolved", "unpack"]
+__all__ = ["Bounds", "kind_of", "read_file", "resolved", "unpack"]
 
 _HIDES = ".wh."
 _OPAQUE = ".wh..wh..opq"
@@ -78,6 +78,26 @@ def parts_of(name: str) -> list[str]:
     if ".." in parts or "\0" in name or len(parts) > DEPTH or len(os.fsencode(name)) > PATH:
         raise SandboxError(f"a layer has the path {name[:200]!r}: make the image again without it")
     return parts
+
+
+def read_file(layers: Sequence[Path], path: str, most: int) -> bytes | None:
+    """The first ``most`` bytes of a file in ``layers`` (bottom first), which may be hostile; None if it is no file.
+
+    Links are followed as in a sandbox, within the layers. Raises OSError if a layer cannot be read.
+    """
+    opened = [os.open(layer, FOLDER) for layer in reversed(layers)]
+    try:
+        real = posixpath.dirname(resolved(opened, f"{path}/x"))
+        found = kind_of(opened, real)
+        if found is None or not stat.S_ISREG(found[0]):
+            return None
+        with open(syscalls.open_beneath(found[1], real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            return file.read(most)
+    except SandboxError:  # it leads in a circle
+        return None
+    finally:
+        for layer in opened:
+            os.close(layer)
 
 
 def kind_of(layers: Sequence[int], path: str) -> tuple[int, int] | None:
@@ -155,10 +175,15 @@ class _Unpacking:
     def __init__(self, top: int, below: Sequence[Path], bounds: Bounds) -> None:
         self._top, self._bounds = top, bounds
         self._layers = [top, *(os.open(layer, FOLDER) for layer in reversed(below))]
-        self._known: dict[str, str] = {"": ""}
-        """Folder as an archive names it -> where it is in this layer."""
+        self._forget()
         self._modes: dict[str, tuple[int, int]] = {}
         """Folder -> (mode, time), set at the end: they may forbid to write into it."""
+
+    def _forget(self) -> None:
+        self._known: dict[str, str] = {"": ""}
+        """Folder as an archive names it -> where it is in this layer."""
+        self._led: set[str] = set()
+        """The paths that led there."""
 
     def close(self) -> None:
         for layer in self._layers[1:]:
@@ -275,8 +300,8 @@ class _Unpacking:
             remove(into, name)
             if stat.S_ISDIR(mode):
                 self._modes = {p: m for p, m in self._modes.items() if p != path and not p.startswith(f"{path}/")}
-        if path in self._known.values():
-            self._known = {"": ""}
+        if path in self._led or (mode is not None and not stat.S_ISREG(mode)):
+            self._forget()
 
     def _folder(self, named: str) -> str:
         """Where the folder that an archive names is in this layer; it is made there, with the mode of lower layers."""
@@ -302,6 +327,10 @@ class _Unpacking:
             finally:
                 os.close(above)
         self._known[named] = real
+        for path in (named, real):
+            while path and path not in self._led:
+                self._led.add(path)
+                path = posixpath.dirname(path)
         return real
 
 

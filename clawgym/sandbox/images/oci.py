@@ -73,7 +73,16 @@ def opened(source: Path) -> Iterator[SourceImage]:
                     yield _described(held, str(source)) if inside else _plain(source)
         else:
             raise SandboxError(f"{source}: no such file or folder: name an image archive or an OCI layout")
-    except (tarfile.TarError, EOFError, KeyError, TypeError, ValueError, RecursionError, lzma.LZMAError) as error:
+    except (
+        tarfile.TarError,
+        EOFError,
+        LookupError,
+        TypeError,
+        AttributeError,  # a list or a text where an object should be
+        ValueError,
+        RecursionError,
+        lzma.LZMAError,
+    ) as error:
         raise SandboxError(f"{source}: is no image that can be read ({error}): make the archive again") from error
     except OSError as error:
         raise SandboxError(

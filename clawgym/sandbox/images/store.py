@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import subprocess
 import tempfile
 import urllib.parse
@@ -25,8 +24,8 @@ from typing import IO, Any
 from clawgym.cache import Progress, cache_folder, only_one
 from clawgym.errors import SandboxError
 from clawgym.sandbox.images import oci
-from clawgym.sandbox.images.layers import Bounds, kind_of, resolved, unpack
-from clawgym.sandbox.inside.trees import FOLDER, remove_tree
+from clawgym.sandbox.images.layers import Bounds, read_file, unpack
+from clawgym.sandbox.inside.trees import remove_tree
 
 __all__ = ["StoredImage", "ImageStore"]
 
@@ -46,6 +45,10 @@ class StoredImage:
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
 
+    def settings(self) -> dict[str, Any]:
+        """All but the digest and the layers, for :meth:`ImageStore.save`."""
+        return {name: value for name, value in asdict(self).items() if name not in ("digest", "layers")}
+
 
 class ImageStore:
     """The images below ``folder``; by default those of this user's cache."""
@@ -61,15 +64,34 @@ class ImageStore:
 
         Raises :class:`~clawgym.errors.SandboxError` if it is refused.
         """
+        image = self.unpack(source, progress=progress)
+        if name is None and _is_reference(source):
+            name = source.partition(":")[2].lstrip("/")
+        name = name or Path(source).expanduser().name.removesuffix(".gz").removesuffix(".tar")
+        return self.save(name, image.layers, image.settings())
+
+    def unpack(self, source: str, *, as_root: bool = False, progress: Progress | None = None) -> StoredImage:
+        """As :meth:`add`, but without a name; with ``as_root`` also an image whose programs run as another user."""
         tell = progress or (lambda what, done, total: None)
-        path = Path(source).expanduser()
-        if ":" in source and not path.exists():
-            with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(source).expanduser()
+            if _is_reference(source):
                 tell(f"fetching {source}", 0, 0)
-                archive = Path(scratch) / "image.tar"
-                _skopeo(source, archive)
-                return self._add(archive, name or source.partition(":")[2].lstrip("/"), tell)
-        return self._add(path, name or path.name.removesuffix(".gz").removesuffix(".tar"), tell)
+                path = Path(scratch) / "image.tar"
+                _skopeo(source, path)
+            bounds = Bounds()
+            layers: list[Path] = []
+            with oci.opened(path) as described:
+                settings = _settings(described.config, as_root, source)
+                chain = ""
+                for number, layer in enumerate(described.layers):
+                    tell(f"unpacking {source}", number, len(described.layers))
+                    digest = layer.digest or f"sha256:{_digest(layer.open)}"
+                    chain = f"{chain} {digest}".strip()
+                    layers.append(
+                        self.layer(chain, lambda at, one=layer, d=digest: _fill(at, one, d, layers, bounds), tell)
+                    )
+        return self.describe(tuple(layers), settings)
 
     def find(self, name: str) -> StoredImage | None:
         """The image with a name, or with the digest ``sha256:HEX``; None if there is none."""
@@ -156,20 +178,9 @@ class ImageStore:
             file.write(text)
         os.replace(file.name, self._folder / kind / name)
 
-    def _add(self, source: Path, name: str, tell: Progress) -> StoredImage:
-        bounds = Bounds()
-        layers: list[Path] = []
-        with oci.opened(source) as described:
-            settings = _settings(described.config, str(source))
-            chain = ""
-            for number, layer in enumerate(described.layers):
-                tell(f"unpacking {name}", number, len(described.layers))
-                digest = layer.digest or f"sha256:{_digest(layer.open)}"
-                chain = f"{chain} {digest}".strip()
-                layers.append(
-                    self.layer(chain, lambda at, one=layer, d=digest: _fill(at, one, d, layers, bounds), tell)
-                )
-        return self.save(name, tuple(layers), settings)
+
+def _is_reference(source: str) -> bool:
+    return ":" in source and not Path(source).expanduser().exists()
 
 
 def _fill(folder: Path, layer: oci.SourceLayer, digest: str, below: list[Path], bounds: Bounds) -> None:
@@ -199,9 +210,10 @@ class _Hashed:
         return data
 
 
-def _settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _settings(config: Mapping[str, Any], as_root: bool, where: str) -> dict[str, Any]:
     """The fields of :class:`StoredImage` from an image configuration. Raises for what sandboxes cannot do."""
-    if (user := str(config.get("User") or "0").partition(":")[0]) not in ("", "0", "root"):
+    user = str(config.get("User") or "0").partition(":")[0]
+    if user not in ("", "0", "root") and not as_root:
         raise SandboxError(f"{where}: runs as user {user!r}, and sandboxes have one user, root: use backend='docker'")
     pairs = [str(pair).partition("=") for pair in config.get("Env") or ()]
     return {
@@ -213,16 +225,8 @@ def _settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _check_shell(layers: Sequence[Path], where: str) -> None:
-    opened = [os.open(layer, FOLDER) for layer in reversed(layers)]
-    try:
-        for path in _SHELLS:
-            found = kind_of(opened, resolved(opened, path))
-            if found is not None and not stat.S_ISDIR(found[0]):
-                return
-    finally:
-        for layer in opened:
-            os.close(layer)
-    raise SandboxError(f"{where}: has no bash, which sandboxes run commands in: install it in the image")
+    if all(read_file(layers, path, 0) is None for path in _SHELLS):
+        raise SandboxError(f"{where}: has no bash, which sandboxes run commands in: install it in the image")
 
 
 def _skopeo(source: str, archive: Path) -> None:

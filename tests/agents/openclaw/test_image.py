@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import platform
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,20 +16,24 @@ import pytest
 from clawgym.agents.openclaw.image import (
     NOTE,
     Layout,
+    add_image,
     add_to_docker_image,
     inspect_image,
     inspect_rootfs,
-    make_rootfs,
     rootfs_of_environment,
 )
-from clawgym.errors import AgentError
-from clawgym.sandbox import Backend, SandboxSpec
+from clawgym.errors import AgentError, SandboxError
+from clawgym.sandbox import SandboxSpec
 from clawgym.sandbox import backend as make_backend
+from clawgym.sandbox.images import ImageStore
 
 from ...sandbox.conftest import docker_engine
-from .images import Entry, docker_archive, entry, layer, oci_layout, openclaw_layer, small_system
+from ...sandbox.images.make import Entry, docker_archive, layer, oci_archive, oci_folder
+from .images import bare_programs, openclaw_layer, small_system
 
 __all__ = ["docker_engine"]
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the images made here name one architecture")
 
 OFFICIAL = Layout("/usr/local/bin/node", "/app/openclaw.mjs", "1.2.3")
 
@@ -36,126 +43,164 @@ def system() -> list[Entry]:
     return small_system()
 
 
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageStore:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return ImageStore()
+
+
 @pytest.fixture(scope="module")
 def rootfs(system: list[Entry], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared image."""
+    """An unpacked root file system with OpenClaw."""
     folder = tmp_path_factory.mktemp("rootfs")
-    image = oci_layout(folder / "image", [layer(system), layer(openclaw_layer())])
-    assert make_rootfs(image, folder / "made") == OFFICIAL
-    return folder / "made"
+    with tarfile.open(fileobj=io.BytesIO(layer(*system, *openclaw_layer()))) as tar:
+        tar.extractall(folder, filter="tar")
+    return folder
 
 
-def bare_rootfs(folder: Path, entries: list[Entry]) -> Path:
-    """A root file system of empty programs, for inspection only."""
-    programs = [entry(f"usr/bin/{name}", mode=0o755) for name in ("sh", "bash", "python3", "tar")]
-    oci_layout(folder / "image", [layer([*programs, entry("bin", link="usr/bin"), *entries])])
-    return folder / "image"
+def bare_image(folder: Path, entries: list[Entry]) -> str:
+    """An image of empty programs, for inspection only."""
+    return str(oci_folder(folder, [layer(*bare_programs(), *entries)]))
 
 
-def test_make_rootfs_from_official_layout(rootfs: Path) -> None:
-    assert json.loads((rootfs / NOTE.lstrip("/")).read_text()) == {
-        "node": "/usr/local/bin/node",
-        "entry": "/app/openclaw.mjs",
-        "version": "1.2.3",
-    }
-    assert os.readlink(rootfs / "usr/bin/python") == "python3"
-    assert inspect_rootfs(rootfs) == OFFICIAL
-    assert sorted(entry.name for entry in rootfs.parent.iterdir()) == ["image", "made"]
-
-
-async def test_openclaw_of_rootfs_starts_in_sandbox(rootfs: Path, backend: Backend) -> None:
-    sandbox = await backend.create(SandboxSpec(image=str(rootfs)))
+@pytest.mark.parametrize("kind", ["folder", "archive", "docker"])
+async def test_an_image_is_prepared_and_starts(
+    kind: str, system: list[Entry], tmp_path: Path, store: ImageStore
+) -> None:
+    layers = [layer(*system), layer(*openclaw_layer())]
+    config = {"User": "node", "Env": ["GREETING=hello"]}  # as the official one, which names a user
+    source = {
+        "folder": lambda: oci_folder(tmp_path / "oci", layers, config),
+        "archive": lambda: oci_archive(tmp_path / "image.tar", layers, config),
+        "docker": lambda: docker_archive(tmp_path / "saved.tar", layers, config),
+    }[kind]()
+    assert add_image(str(source), "own/openclaw:1") == OFFICIAL
+    assert list(store.names()) == ["own/openclaw:1"]
+    assert inspect_image("own/openclaw:1") == OFFICIAL
+    made = make_backend("namespace")
+    sandbox = await made.create(SandboxSpec(image="own/openclaw:1"))
     try:
-        found = inspect_image(str(rootfs))
-        assert found == OFFICIAL
-        done = await sandbox.exec([found.node, found.entry, "gateway"])
+        assert json.loads((await sandbox.exec(["cat", NOTE])).output) == {
+            "node": "/usr/local/bin/node",
+            "entry": "/app/openclaw.mjs",
+            "version": "1.2.3",
+        }
+        done = await sandbox.exec([OFFICIAL.node, OFFICIAL.entry, "gateway"])
         assert done.output == b"started /app/openclaw.mjs gateway\n"
-        assert (await sandbox.exec(["python", "-I", "-c", "print(6 * 7)"])).output == b"42\n"
+        assert (
+            await sandbox.exec(["python", "-I", "-c", "import os; print(os.environ['GREETING'])"])
+        ).text == "hello\n"
     finally:
         await sandbox.close()
+        await made.aclose()
+
+
+def test_the_same_command_again_changes_nothing(tmp_path: Path, store: ImageStore) -> None:
+    image = bare_image(tmp_path / "image", openclaw_layer())
+    add_image(image, "one")
+    first = store.names()
+    add_image(image, "one")
+    assert store.names() == first
+    add_image(image, "two")
+    assert store.names()["two"].layers == first["one"].layers
+
+
+def test_a_python_of_the_image_stays(tmp_path: Path, store: ImageStore) -> None:
+    add_image(bare_image(tmp_path / "1", [*openclaw_layer(), ("usr/local/bin/python", b"")]), "with")
+    add_image(bare_image(tmp_path / "2", [*openclaw_layer(), ("usr/bin/python", "->nowhere")]), "broken")
+    own = {name: image.layers[-1] / "usr/bin/python" for name, image in store.names().items()}
+    assert not os.path.lexists(own["with"])
+    assert os.readlink(own["broken"]) == "python3"
+
+
+def test_a_root_file_system_is_used_as_it_is(rootfs: Path, tmp_path: Path, store: ImageStore) -> None:
+    assert inspect_rootfs(rootfs) == inspect_image(str(rootfs)) == OFFICIAL
+    with pytest.raises(AgentError, match=f"needs no preparation: use it with --agent-option image={rootfs}"):
+        add_image(str(rootfs), "made")
+    assert not store.names()
+
+
+async def test_openclaw_of_a_root_file_system_starts(rootfs: Path) -> None:
+    made = make_backend("namespace")
+    sandbox = await made.create(SandboxSpec(image=str(rootfs)))
+    try:
+        done = await sandbox.exec([OFFICIAL.node, OFFICIAL.entry, "gateway"])
+        assert done.output == b"started /app/openclaw.mjs gateway\n"
+    finally:
+        await sandbox.close()
+        await made.aclose()
 
 
 def test_rootfs_without_openclaw_is_refused(rootfs: Path, tmp_path: Path) -> None:
     shutil.copytree(rootfs, tmp_path / "root", symlinks=True)
-    (tmp_path / "root" / NOTE.lstrip("/")).unlink()
     (tmp_path / "root/usr/local/bin/node").unlink()
     with pytest.raises(AgentError, match=r"has no node in any of .* start from an official release"):
         inspect_image(str(tmp_path / "root"))
+    with pytest.raises(AgentError, match=r"cannot be read .* check the path"):
+        inspect_image(str(tmp_path / "gone"))
 
 
-def test_make_rootfs_copies_folder_and_keeps_source(rootfs: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(rootfs, source, symlinks=True)
-    (source / NOTE.lstrip("/")).unlink()
-    (source / "usr/bin/python").unlink()
-    (source / "usr/bin/tar").chmod(0o4755)
-    os.mkfifo(source / "tmp/fifo")
-    assert make_rootfs(source, tmp_path / "made") == OFFICIAL
-    assert not (source / NOTE.lstrip("/")).exists()
-    assert (tmp_path / "made" / NOTE.lstrip("/")).exists()
-    assert not (tmp_path / "made/tmp/fifo").exists()
-    assert (tmp_path / "made/usr/bin/tar").stat().st_mode & 0o7777 == 0o755
-    (tmp_path / "made/app/openclaw.mjs").write_text("changed")
-    assert (source / "app/openclaw.mjs").read_text() == ""
-
-
-def test_inspect_rootfs_uses_other_paths_and_note(tmp_path: Path) -> None:
+def test_other_paths_and_the_note_are_found(tmp_path: Path) -> None:
     by_npm = {
-        "usr/lib/node_modules/openclaw/package.json": '{"name": "openclaw", "version": "2.0.0"}',
-        "usr/lib/node_modules/openclaw/openclaw.mjs": "",
-        "usr/bin/node": "",
+        "usr/lib/node_modules/openclaw/package.json": b'{"name": "openclaw", "version": "2.0.0"}',
+        "usr/lib/node_modules/openclaw/openclaw.mjs": b"",
+        "usr/bin/node": b"",
     }
-    entries = [entry(name, text) for name, text in by_npm.items()]
-    found = make_rootfs(bare_rootfs(tmp_path / "1", entries), tmp_path / "one")
+    found = add_image(bare_image(tmp_path / "1", [*by_npm.items()]), "one")
     assert found == Layout("/usr/bin/node", "/usr/lib/node_modules/openclaw/openclaw.mjs", "2.0.0")
-    only_dist = [*openclaw_layer(changes={"app/openclaw.mjs": "-"})]
-    assert make_rootfs(bare_rootfs(tmp_path / "2", only_dist), tmp_path / "two").entry == "/app/dist/index.js"
-    note = '{"node": "/n", "entry": "/e", "version": "3"}'
-    noted = [entry(NOTE.lstrip("/"), note)]
-    assert make_rootfs(bare_rootfs(tmp_path / "3", noted), tmp_path / "three") == Layout("/n", "/e", "3")
+    only_dist = openclaw_layer(changes={"app/openclaw.mjs": "-"})
+    assert add_image(bare_image(tmp_path / "2", only_dist), "two").entry == "/app/dist/index.js"
+    note = b'{"node": "/n", "entry": "/e", "version": "3"}'
+    assert add_image(bare_image(tmp_path / "3", [(NOTE.lstrip("/"), note)]), "three") == Layout("/n", "/e", "3")
 
 
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
         ([], "has no node in any of"),
-        ([entry("usr/bin/node")], "has no OpenClaw in any of /app/openclaw.mjs"),
-        ([entry("usr/bin/node"), entry("app/openclaw.mjs")], "has no OpenClaw"),
+        ([("usr/bin/node", b"")], "has no OpenClaw in any of /app/openclaw.mjs"),
+        ([("usr/bin/node", b""), ("app/openclaw.mjs", b"")], "has no OpenClaw"),
         (openclaw_layer(changes={"app/package.json": '{"name": "other", "version": "1"}'}), "has no OpenClaw"),
         (openclaw_layer(changes={"app/package.json": "no json"}), "malformed"),
-        ([entry(NOTE.lstrip("/"), "[]")], "malformed"),
-        ([*openclaw_layer(), entry("usr/bin/.wh.python3")], "lacks python3, .*apt-get install -y python3"),
+        ([(NOTE.lstrip("/"), b"[]")], "malformed"),
+        ([*openclaw_layer(), ("usr/bin/python3", "->usr/bin/nowhere")], "lacks python3, .*apt-get install -y python3"),
     ],
 )
-def test_incomplete_image_is_refused_and_nothing_remains(tmp_path: Path, entries: list[Entry], says: str) -> None:
-    image = bare_rootfs(tmp_path / "image", [e for e in entries if ".wh." not in e[0].name])
-    if any(".wh." in e[0].name for e in entries):
-        shutil.rmtree(tmp_path / "image")
-        programs = [entry(f"usr/bin/{name}") for name in ("sh", "bash", "tar")]
-        image = oci_layout(tmp_path / "image", [layer([*programs, entry("bin", link="usr/bin"), *entries])])
+def test_incomplete_image_is_refused_and_has_no_name(
+    tmp_path: Path, store: ImageStore, entries: list[Entry], says: str
+) -> None:
     with pytest.raises(AgentError, match=says):
-        make_rootfs(image, tmp_path / "made")
-    assert os.listdir(tmp_path) == ["image"]
+        add_image(bare_image(tmp_path / "image", entries), "made")
+    assert not store.names()
 
 
 def test_image_links_do_not_lead_outside(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "clawgym-openclaw.json").write_text('{"node": "/x", "entry": "/x", "version": "stolen"}')
-    image = bare_rootfs(tmp_path / "image", [*openclaw_layer(), entry("etc", link=str(outside))])
-    assert make_rootfs(image, tmp_path / "made").version == "1.2.3"
+    image = bare_image(tmp_path / "image", [*openclaw_layer(), ("etc", f"->{outside}")])
+    assert add_image(image, "made").version == "1.2.3"
     assert sorted(os.listdir(outside)) == ["clawgym-openclaw.json"]
     assert "stolen" in (outside / "clawgym-openclaw.json").read_text()
 
 
-def test_make_rootfs_does_not_overwrite(rootfs: Path, tmp_path: Path) -> None:
-    (tmp_path / "made").mkdir()
-    with pytest.raises(AgentError, match="exists already"):
-        make_rootfs(rootfs, tmp_path / "made")
-    with pytest.raises(AgentError, match="no such file or folder"):
-        make_rootfs(tmp_path / "gone", tmp_path / "new")
-    with pytest.raises(AgentError, match=r"neither an OCI layout .* nor a root file system"):
-        make_rootfs(tmp_path, tmp_path / "new")
+def test_what_is_no_image_is_refused(tmp_path: Path, store: ImageStore) -> None:
+    with pytest.raises(SandboxError, match="no such file or folder"):
+        add_image(str(tmp_path / "gone"), "new")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SandboxError, match=r"has neither index\.json nor manifest\.json"):
+        add_image(str(tmp_path / "empty"), "new")
+    assert not store.names()
+
+
+def test_an_index_that_names_itself_ends(tmp_path: Path) -> None:
+    """Its digest is not that of its content; it was followed for ever."""
+    name = "sha256:" + "0" * 64
+    (tmp_path / "image/blobs/sha256").mkdir(parents=True)
+    for path in ("index.json", f"blobs/sha256/{'0' * 64}"):
+        (tmp_path / "image" / path).write_text(json.dumps({"manifests": [{"digest": name}]}))
+    with pytest.raises(SandboxError, match="has another digest"):
+        add_image(str(tmp_path / "image"), "new")
 
 
 def test_openclaw_rootfs_environment_variable(rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +215,7 @@ def test_openclaw_rootfs_environment_variable(rootfs: Path, monkeypatch: pytest.
 
 @pytest.mark.docker
 async def test_add_to_docker_image(docker_engine: str, system: list[Entry], tmp_path: Path) -> None:
-    (tmp_path / "image.tar").write_bytes(layer([*system, *openclaw_layer()]))
+    (tmp_path / "image.tar").write_bytes(layer(*system, *openclaw_layer()))
     docker = ["docker", "-H", docker_engine]
     changes = ["--change", 'CMD ["node", "openclaw.mjs"]', "--change", "USER 1000", "--change", "ENV A=b"]
     subprocess.run([*docker, "import", *changes, tmp_path / "image.tar", "clawgym-test/release:1"], check=True)
@@ -191,7 +236,7 @@ async def test_add_to_docker_image(docker_engine: str, system: list[Entry], tmp_
         await sandbox.close()
         saved = tmp_path / "saved.tar"
         subprocess.run([*docker, "save", "-o", saved, "clawgym-test/fit:1"], check=True)
-        assert make_rootfs(saved, tmp_path / "rootfs") == OFFICIAL
+        assert add_image(str(saved), "saved") == OFFICIAL
         with pytest.raises(AgentError, match="docker pull clawgym-test/none"):
             add_to_docker_image("clawgym-test/none", "clawgym-test/fit:2")
         with pytest.raises(AgentError, match="docker pull clawgym-test/none"):
@@ -199,8 +244,3 @@ async def test_add_to_docker_image(docker_engine: str, system: list[Entry], tmp_
     finally:
         await made.aclose()
         subprocess.run([*docker, "rmi", "-f", "clawgym-test/fit:1", "clawgym-test/release:1"], capture_output=True)
-
-
-def test_archives_of_older_docker_engines(system: list[Entry], tmp_path: Path) -> None:
-    archive = docker_archive(tmp_path / "saved.tar", [layer(system), layer(openclaw_layer())])
-    assert make_rootfs(archive, tmp_path / "made") == OFFICIAL

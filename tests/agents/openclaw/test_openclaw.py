@@ -25,7 +25,8 @@ from clawgym.sandbox import Backend
 
 from ...gateway.scripted import refused
 from ...rollouts import episode_of
-from .images import layer, small_system
+from ...sandbox.images.make import layer
+from .images import small_system
 from .scripted_openclaw import call, scripted_openclaw
 
 CHECK = b'test "$(cat /root/.openclaw/workspace/out.txt)" = 42 && echo 1.0 || echo 0.0\n'
@@ -118,7 +119,7 @@ async def test_openclaw_of_custom_image(
     backend: Backend, model_folder: Path, tmp_path: Path, openclaw: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rootfs = tmp_path / "rootfs"
-    with tarfile.open(fileobj=io.BytesIO(layer(small_system()))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(layer(*small_system()))) as tar:
         tar.extractall(rootfs, filter="tar")
     for name in ("libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libdl.so.2", "libpthread.so.0", "libatomic.so.1"):
         for found in Path("/usr/lib").glob(f"*-linux-gnu/{name}"):

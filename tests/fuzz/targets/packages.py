@@ -5,24 +5,26 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import os
+import platform
 import shutil
 import stat
 import tarfile
 import zipfile
 from pathlib import Path
 
-from clawgym.agents.openclaw._unpack import unpack
-from clawgym.errors import AgentError, TaskError
+from clawgym.errors import SandboxError, TaskError
+from clawgym.sandbox.images import ImageStore
+from clawgym.sandbox.images.layers import read_file
 from clawgym.tasks.layers import Wheel, _unpack
 
 from ..source import Source, scratch_folder
 
-READS = ("tasks.layers", "agents.openclaw._unpack")
+READS = ("tasks.layers", "sandbox.images.oci", "sandbox.images.layers")
 
 _WHEEL = Wheel("p", "1", "p-1-py3-none-any.whl", "0" * 64)
-_INDEX = {"manifests": [{"digest": "sha256:" + "0" * 64, "platform": {"os": "linux", "architecture": "amd64"}}]}
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_PLATFORM = {"os": "linux", "architecture": _MACHINES.get(platform.machine(), platform.machine())}
 
 
 def fuzz(data: bytes) -> None:
@@ -47,27 +49,34 @@ def _with(outside: list[str]) -> list[str]:
 def _image(source: Source, folder: Path) -> None:
     path = folder.parent / "image.tar"
     layers = [source.tar() for _ in range(1 + source.number(0, 1))]
+    about = {"rootfs": {"diff_ids": [_sha256(layer) for layer in layers]}, "config": {"User": "", "Env": ["A=b"]}}
+    config = source.json(about)
     if source.byte() > 200:
         layers[0] = gzip.compress(layers[0], 1)[: -source.byte() or None]
-    names = [f"blobs/sha256/{hashlib.sha256(layer).hexdigest()}" for layer in layers]
-    files = dict(zip(names, layers, strict=True))
+    blobs = {f"blobs/sha256/{_sha256(blob)[7:]}": blob for blob in (*layers, config)}
     if source.byte() & 1:
-        files["manifest.json"] = source.json([{"Layers": names}])
+        *names, last = blobs
+        blobs["manifest.json"] = source.json([{"Config": last, "Layers": names}])
     else:
-        manifest = source.json({"layers": [{"digest": f"sha256:{name[-64:]}"} for name in names]})
-        digest = hashlib.sha256(manifest).hexdigest()
-        files[f"blobs/sha256/{digest}"] = manifest
-        index = json.loads(json.dumps(_INDEX).replace("0" * 64, digest))
-        files["index.json"] = source.json(index)
+        *digests, last = ({"digest": _sha256(blob)} for blob in (*layers, config))
+        manifest = source.json({"config": last, "layers": digests})
+        blobs[f"blobs/sha256/{_sha256(manifest)[7:]}"] = manifest
+        blobs["index.json"] = source.json({"manifests": [{"digest": _sha256(manifest), "platform": _PLATFORM}]})
     with tarfile.open(path, "w") as tar:
-        for name, content in files.items():
+        for name, content in blobs.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     try:
-        unpack(path, folder, lambda *_: None)
-    except AgentError as error:
+        image = ImageStore(folder).unpack(str(path))
+        held = read_file(image.layers, source.path(), 100)
+        assert held is None or len(held) <= 100
+    except SandboxError as error:
         assert str(error)
+
+
+def _sha256(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def _wheel(source: Source, folder: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clawgym.errors import SandboxError
-from clawgym.sandbox.images.layers import Bounds, unpack
+from clawgym.sandbox.images.layers import Bounds, read_file, unpack
 
 from . import make
 
@@ -142,6 +142,22 @@ def _below(folder: Path) -> Path:
     return folder / "below"
 
 
+def test_files_are_read_through_links_of_the_image_only(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("of this machine")
+    base = make.layer(("usr/bin/x", b"base"), ("bin", "->usr/bin"), ("gone", b"x"), ("d/old", b"x"))
+    upper = make.layer(
+        *[(".wh.gone", b""), ("d/.wh..wh..opq", b""), ("usr/bin/y", b"upper"), ("abs", "->/usr/bin/y")],
+        *[("out", f"->{tmp_path}/secret"), ("up", "->../../../secret"), ("circle", "->circle"), ("to", "->usr")],
+        special("pipe", tarfile.FIFOTYPE),
+    )
+    layers = opened(tmp_path, base, upper)
+    found = {name: read_file(layers, f"/{name}", 3) for name in ("bin/x", "bin/y", "abs", "to/bin/y")}
+    assert found == {"bin/x": b"bas", "bin/y": b"upp", "abs": b"upp", "to/bin/y": b"upp"}
+    nothing = ("gone", "d/old", "out", "up", "circle", "pipe", "usr", "", "usr/bin/x/y", "../secret")
+    assert {name: read_file(layers, name, 3) for name in nothing} == dict.fromkeys(nothing)
+    assert read_file(layers, "bin/x", 0) == b""
+
+
 def test_modes_owners_and_special_files(tmp_path: Path) -> None:
     base, upper = opened(
         tmp_path,
@@ -219,7 +235,8 @@ def test_any_layers_stay_below_their_folder(
     top = tmp_path_factory.mktemp("any")
     (top / "x").write_text("kept")
     try:
-        opened(top, *(make.layer(*entries) for entries in layers))
+        folders = opened(top, *(make.layer(*entries) for entries in layers))
+        assert {read_file(folders, name, 9) for name in ("a", "b", "c", "a/b", "b/a", "../x", "/x")} <= {None, b"x"}
     except SandboxError:
         pass
     assert (top / "x").read_text() == "kept"
