@@ -39,7 +39,7 @@ async def scripted_openclaw(
     model_folder: Path, pool_file: Path, scripts: Mapping[str, Sequence[str | Exception]], **options: Any
 ) -> AsyncIterator[tuple[BlackBoxAgent, ScriptedEngine, Pool]]:
     """An agent whose model replies from ``scripts``, its engine, and the pool with the exact turns."""
-    claw = OpenClaw(**{key: options.pop(key) for key in ("prompt",) if key in options})
+    claw = OpenClaw(**{key: options.pop(key) for key in ("prompt", "image") if key in options})
     engine = ScriptedEngine(model_folder, Scripts(scripts), at_once=256, context_window=200_000)
     with contextlib.closing(Pool(pool_file)) as pool:
         async with Gateway(engine, pool) as gateway:

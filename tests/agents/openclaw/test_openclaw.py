@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 
 from clawgym.agents.openclaw.claw import OpenClaw
+from clawgym.agents.openclaw.image import add_image
 from clawgym.agents.programs.install import Installation
 from clawgym.errors import AgentError
 from clawgym.gateway.request import SessionRequest
 from clawgym.pool import sequences_of
 from clawgym.records import Episode, Limits, Outcome, Task, TaskFile, VerifierSpec
 from clawgym.sandbox import Backend
+from clawgym.sandbox import backend as make_backend
 
 from ...gateway.scripted import refused
 from ...rollouts import episode_of
@@ -138,6 +140,16 @@ async def test_openclaw_of_custom_image(
         assert agent.identity()["image"] == str(rootfs)
         assert agent.version == openclaw.version
         episode = await episode_of(task, agent, backend)
+    assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
+    subprocess.run(["tar", "cf", tmp_path / "image.tar", "-C", rootfs, "."], check=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert add_image(str(tmp_path / "image.tar"), "own/openclaw").version == openclaw.version
+    own = make_backend("namespace")
+    async with scripted_openclaw(
+        model_folder, tmp_path / "q.db", {task.instruction: SOLVE}, prompt="slim", image="own/openclaw"
+    ) as (agent, _, _):
+        episode = await episode_of(task, agent, own)
+    await own.aclose()
     assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
     with pytest.raises(AgentError, match=r"determines the version of OpenClaw: leave out version='2026"):
         OpenClaw("2026.4.1")
