@@ -3,15 +3,16 @@
     python benchmarks/engine.py                          # a tiny random model: about three minutes on two cores
     python benchmarks/engine.py --hidden 512 --layers 8 --tokens 64     # a larger one, where arithmetic decides
     python benchmarks/engine.py --model FOLDER           # your own
-    python benchmarks/engine.py --model FOLDER --kernels bfloat16 int8 --only mixed --threads 2
-    python benchmarks/engine.py --model FOLDER --only mixed --threads 2 --llama PYTHON FILE.gguf
+    python benchmarks/engine.py --model FOLDER --only kernels --kernels bfloat16 int8 --threads 2
+    python benchmarks/engine.py --model FOLDER --only llama --llama PYTHON FILE.gguf --threads 2
 
 - even: every sequence samples the same number of tokens: the best case of ``generate``.
 - mixed: lengths as agents have them (most are short, some are long); ``generate`` waits for the longest of its batch.
 - group: 8 samples of each of 8 long prompts, as GRPO asks for.
-- kernels: mixed at batch 64, with linear layers in lower precision. Mismatch is the mean difference of the probability
-  that the engine gives to its tokens from the one that the model in float32 gives them.
-- llama.cpp: mixed, beside the server of llama.cpp with as many places, in a Python of its own that has xllamacpp.
+- kernels: 64 of the mixed prompts at once, with linear layers in lower precision. Mismatch is the mean difference of
+  the probability that the engine gives to its tokens from the one that the model in float32 gives them.
+- llama: the same prompts, beside the server of llama.cpp with as many places, in a Python of its own that has
+  xllamacpp.
 - turns: conversations that grow turn by turn, with the earlier turns kept and, beside it, computed again each time.
 
 Every figure is useful tokens per second (sampled, and asked for) of one process; the two are measured in turns, and
@@ -42,6 +43,7 @@ from clawgym.engines.transformers import TransformersEngine
 
 Work = list[tuple[list[int], int]]
 """Prompts, and how many tokens are sampled after each."""
+KINDS = ("even", "mixed", "kernels", "llama", "group", "turns")
 LLAMA = """
 import sys
 import xllamacpp
@@ -116,7 +118,7 @@ class Bench:
         mismatch = asyncio.run(self.mismatch(work[:16]))
         asyncio.run(self.engine.aclose())
         self.engine = plain
-        report(f"kernels: mixed, {kernels}", rates[kernels], "float32", rates["float32"])
+        report(f"kernels: {len(work)} prompts, {kernels}", rates[kernels], "float32", rates["float32"])
         print(f"{'':44s} mismatch {mismatch:.2g}", flush=True)
 
     async def mismatch(self, work: Work) -> float:
@@ -153,7 +155,7 @@ class Bench:
                         theirs.append(b)
             finally:
                 server.terminate()
-        report(f"llama.cpp: mixed, batch {batch}, {Path(file).name}", mine, "llama.cpp", theirs)
+        report(f"llama: {len(work)} prompts, {Path(file).name}", mine, "llama.cpp", theirs)
 
     def forget(self) -> None:
         """Drop what is kept of prompts, so that each round computes them."""
@@ -229,7 +231,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kernels", nargs="*", default=[], choices=["bfloat16", "int8"])
     parser.add_argument("--llama", nargs=2, metavar=("PYTHON", "GGUF"), help="the same model for llama.cpp")
-    parser.add_argument("--only", choices=["even", "mixed", "group", "turns"], help="one kind of work (default: all)")
+    parser.add_argument("--only", choices=KINDS, help="one kind of work (default: all)")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         heads = max(2, chosen.hidden // 64)
@@ -244,20 +246,21 @@ def main() -> None:
         size = sum(p.numel() for p in bench.model.parameters())
         print(f"{size:,} parameters, float32, {bench.device}, {chosen.threads} threads, torch {torch.__version__}")
         rng = random.Random(0)
-        wanted = [chosen.only] if chosen.only else ["even", "mixed", "group", "turns"]
+        wanted = [chosen.only] if chosen.only else KINDS
         for batch in (1, 8, 64) if "even" in wanted else ():
             work: Work = [(bench.prompt(rng, 64), chosen.tokens) for _ in range(batch)]
             bench.compare(f"even: batch {batch}", work, batch)
-        for batch in (8, 64) if "mixed" in wanted else ():
+        for batch in (8, 64):
             work = []
             for _ in range(3 * batch):
                 most = min(4 * chosen.tokens, 1 + int(rng.expovariate(1 / (chosen.tokens / 2))))
                 work.append((bench.prompt(rng, rng.choice((16, 64, 200))), most))
-            bench.compare(f"mixed: {3 * batch} prompts, batch {batch}", work, batch)
-            for kernels in chosen.kernels if batch == 64 else ():
-                bench.rounded(kernels, work, batch)
-            if batch == 64 and chosen.llama:
-                bench.llama(*chosen.llama, work, batch)
+            if "mixed" in wanted:
+                bench.compare(f"mixed: {3 * batch} prompts, batch {batch}", work, batch)
+        for kernels in chosen.kernels if "kernels" in wanted else ():
+            bench.rounded(kernels, work[:64], 64)
+        if chosen.llama and "llama" in wanted:
+            bench.llama(*chosen.llama, work[:64], 64)
         prompts = [bench.prompt(rng, 600) for _ in range(8)]
         work = [(p, chosen.tokens // 4) for p in prompts for _ in range(8)]
         if "group" in wanted:
