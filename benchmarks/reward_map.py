@@ -34,6 +34,7 @@ SETTINGS = (
     "backend=inprocess:InProcess",
     "tasks.train.count=300",  # the others are left for demonstrations
     "rollout.groups=8",
+    "optimizer.lr=2.0e-4",  # chosen on seed 100; at 5e-4, policies that solve 0.26 solve nothing after five updates
     "budget.steps=40",
     "evaluation.every=20",
     "sft={steps: 600, batch: 16, lr: 2.0e-3, evaluate_every: 300, shuffle_words: true}",
