@@ -23,7 +23,7 @@ from typing import Any
 from clawgym.cache import Progress
 from clawgym.errors import AgentError, MissingDependency
 from clawgym.sandbox.images import ImageStore
-from clawgym.sandbox.images.layers import Bounds, read_file, unpack
+from clawgym.sandbox.images.layers import read_file
 
 __all__ = [
     "NOTE",
@@ -204,7 +204,7 @@ def add_image(source: str, name: str, *, progress: Progress | None = None) -> La
     has_python = any(read_file(image.layers, f"{folder}/python", 0) is not None for folder in _FOLDERS)
     tar = _layer(layout, has_python)
     key = f"{image.digest} {hashlib.sha256(tar).hexdigest()}"
-    own = store.layer(key, lambda at: unpack(io.BytesIO(tar), at, image.layers, Bounds()), tell)
+    own = store.tar_layer(key, tar, image.layers, tell)
     store.save(name, (*image.layers, own), image.settings())
     return layout
 

@@ -27,7 +27,7 @@ from clawgym.errors import SandboxError
 from clawgym.records import Limits, TaskFile
 from clawgym.sandbox.egress import AllowList, way_out
 from clawgym.sandbox.images.dockerfile import Statement, expanded, ignored, json_words, statements, take_flags, words
-from clawgym.sandbox.images.layers import Bounds, kind_of, resolved, unpack
+from clawgym.sandbox.images.layers import kind_of, resolved
 from clawgym.sandbox.images.store import ImageStore, StoredImage
 from clawgym.sandbox.inside.trees import FOLDER, Room
 from clawgym.sandbox.linux.layers import copy_tree
@@ -361,8 +361,7 @@ class _Builder:
     def _layer(self, stage: _Stage, tar: bytes) -> _Stage:
         """The stage with one more layer, of ``tar``."""
         key = f"{stage.key} COPY {hashlib.sha256(tar).hexdigest()}"
-        below = list(stage.layers)
-        made = self._store.layer(key, lambda at: unpack(io.BytesIO(tar), at, below, Bounds()), self._tell)
+        made = self._store.tar_layer(key, tar, stage.layers, self._tell)
         return replace(stage, layers=(*stage.layers, made), key=made.name)
 
 

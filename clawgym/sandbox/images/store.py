@@ -9,6 +9,7 @@ Invariants: a layer's folder is complete. A name always leads to a complete imag
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -171,6 +172,10 @@ class ImageStore:
                     remove_tree(scratch)
                     raise
         return place
+
+    def tar_layer(self, key: str, tar: bytes, below: Sequence[Path], tell: Progress) -> Path:
+        """The layer ``key``, of an uncompressed tar over the layers ``below`` (bottom first)."""
+        return self.layer(key, lambda at: unpack(io.BytesIO(tar), at, below, Bounds()), tell)
 
     def _write(self, kind: str, name: str, text: str) -> None:
         (self._folder / kind).mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from clawgym.errors import SandboxError
@@ -229,6 +229,7 @@ THINGS = st.sampled_from(["->a", "->/", "->..", "->b/a", "=>a", "=>a/b", "=>c", 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layers=st.lists(st.lists(st.tuples(NAMES, THINGS), max_size=8), min_size=1, max_size=3))
+@example(layers=[[("a/b/c", "->a"), ("a", "->a"), ("a/b/c", "->a")]])
 def test_any_layers_stay_below_their_folder(
     layers: list[list[make.Entry]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
