@@ -8,12 +8,13 @@ change).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from clawgym.errors import TrainingError
 from clawgym.records import Task, TaskSet
@@ -31,12 +32,17 @@ METRICS, EVALUATIONS, TIMELINE = "metrics.jsonl", "evaluations.jsonl", "timeline
 _CHANGEABLE = ("budget", "tracking", "compute", "checkpoint_every", "guards")
 """Settings that may change when a run is resumed. In the local trainer ``optimizer.lr`` may change too; the run
 manifest keeps the first value. verl resumes with the learning rate of its checkpoint."""
+_T = TypeVar("_T")
 
 
 class Run:
     """Writes the run folder. Use as a context manager."""
 
-    def __init__(self, folder: RunFolder, config: TrainConfig, method: str, view: View) -> None:
+    def __init__(
+        self, folder: RunFolder, config: TrainConfig, method: str, view: View, stop: asyncio.Event | None = None
+    ) -> None:
+        self.stop = stop or asyncio.Event()
+        """Once it is set, the run writes a checkpoint and ends."""
         self.folder = folder
         self.path = folder.path
         self.config = config
@@ -48,7 +54,15 @@ class Run:
         self._trackers = Trackers(TrackedRun(self.path, method, config))
 
     @classmethod
-    def open(cls, path: Path, config: TrainConfig, method: str, splits: Splits, view: View) -> Self:
+    def open(
+        cls,
+        path: Path,
+        config: TrainConfig,
+        method: str,
+        splits: Splits,
+        view: View,
+        stop: asyncio.Event | None = None,
+    ) -> Self:
         """Start a run in ``path``, or resume it.
 
         Raises :class:`~clawgym.errors.RunFolderError` as :meth:`~clawgym.records.run_folder.RunFolder.open` does, and
@@ -78,7 +92,7 @@ class Run:
             import yaml
 
             folder.write("config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
-            return cls(folder, config, method, view)
+            return cls(folder, config, method, view, stop)
         except BaseException:
             folder.close()
             raise
@@ -122,14 +136,26 @@ class Run:
                 write_atomic(self.path / name, kept.encode())
 
     async def measure(self, services: Services, part: str, tasks: Sequence[Task], step: int, *,
-                      greedy: bool | None = None) -> SplitScore:  # fmt: skip
-        """Evaluate the engine's policy on a split and write the score."""
+                      greedy: bool | None = None) -> SplitScore | None:  # fmt: skip
+        """Evaluate the engine's policy on a split and write the score; ``None`` if the run was stopped meanwhile."""
         greedy = self.config.evaluation.greedy if greedy is None else greedy
         samples = self.start_measurement(part, len(tasks), greedy)
         started = time.monotonic()
-        score = await services.measure(tasks, samples=samples, greedy=greedy, channel=part)
-        self.record_measurement(score, part, step, len(tasks), greedy=greedy, seconds=time.monotonic() - started)
+        score = await self.unless_stopped(services.measure(tasks, samples=samples, greedy=greedy, channel=part))
+        if score is not None:
+            self.record_measurement(score, part, step, len(tasks), greedy=greedy, seconds=time.monotonic() - started)
         return score
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """The result of ``work``; ``None`` if :attr:`stop` is set before, which cancels it."""
+        doing, stopped = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
+        try:
+            await asyncio.wait({doing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            return doing.result() if doing.done() else None
+        finally:
+            stopped.cancel()
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
 
     def start_measurement(self, part: str, tasks: int, greedy: bool) -> int:
         """Show that an evaluation starts. Returns the number of episodes per task."""
@@ -164,15 +190,20 @@ class Run:
         self._trackers.log(step, {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high})
 
     async def validate(self, services: Services, tasks: Sequence[Task], progress: Progress) -> None:
-        """Evaluate on the validation split and update the best step of ``progress``."""
+        """Evaluate on the validation split and update the best step of ``progress``, unless the run is stopped."""
         score = await self.measure(services, "validation", tasks, progress.step)
+        if score is None:
+            return
         progress.record_score(score.estimate.value)
         progress.extra["partial"] = score.partial
 
     async def measure_best(
         self, services: Services, policy: LoopPolicy, checkpoints: Checkpoints, tasks: Sequence[Task]
     ) -> None:
-        """Evaluate the best checkpoint on the held-out split, sampled and greedy, unless this was done before."""
+        """Evaluate the best checkpoint on the held-out split, sampled and greedy, unless this was done before or the
+        run is stopped."""
+        if self.stop.is_set():
+            return
         best = checkpoints.best()
         if best is None:
             raise TrainingError(f"{self.path}: there is no checkpoint to evaluate: train first")
@@ -187,6 +218,10 @@ class Run:
         """The decoding modes (greedy: False, True) in which ``step`` was not evaluated yet on the held-out split."""
         known = [(row["split"], row["step"], row["greedy"]) for row in self._lines(EVALUATIONS)]
         return [greedy for greedy in (False, True) if ("heldout", step, greedy) not in known]
+
+    def unvalidated(self, step: int) -> bool:
+        """Whether ``step`` was not evaluated on the validation split, as the run was stopped meanwhile."""
+        return not any(row["split"] == "validation" and row["step"] == step for row in self._lines(EVALUATIONS))
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name

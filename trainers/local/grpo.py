@@ -63,19 +63,17 @@ class LoopState(Protocol):
         ...
 
 
-async def train_grpo(config: TrainConfig, run: Run, splits: Splits, *, stop: asyncio.Event) -> Progress:
-    """Train until the budget is used up or ``stop`` is set, from the last checkpoint if there is one.
+async def train_grpo(config: TrainConfig, run: Run, splits: Splits) -> Progress:
+    """Train until the budget is used up or ``run.stop`` is set, from the last checkpoint if there is one.
 
     Raises :class:`~clawgym.errors.TrainingError` if a guard is exceeded, and if no episodes can be collected.
     """
     folder = base_folder(config, run.path, splits.demonstrations, ())
     state = TrainingState.load(config, run.path, folder, reference=config.algorithm.kl > 0)
-    return await train_from(state, config, run, splits, stop=stop)
+    return await train_from(state, config, run, splits)
 
 
-async def train_from(
-    state: LoopState, config: TrainConfig, run: Run, splits: Splits, *, stop: asyncio.Event
-) -> Progress:
+async def train_from(state: LoopState, config: TrainConfig, run: Run, splits: Splits) -> Progress:
     """:func:`train_grpo` from a loaded ``state``. Raises as it does."""
     progress = state.progress
     run.rewind(progress.step if state.checkpoints.last() else -1)  # -1: repeat the first evaluations too
@@ -85,7 +83,7 @@ async def train_from(
             imitation, _ = await load_imitation_data(config, splits, pool, run)
             imitation.restore_solved(progress.extra.get("solved", {}), pool)
         async with open_services(config, state.policy, run.path, pool, version=progress.step) as services:
-            await _Loop(run, services, state, splits, imitation).run(stop)
+            await _Loop(run, services, state, splits, imitation).run()
     return progress
 
 
@@ -111,19 +109,24 @@ class _Loop:
         judge = None if services.judge is None else services.judge.canary_pool
         self._canaries = Canaries(config, splits.validation, pool, services.backend, judge)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        progress = self._progress
+    async def run(self) -> None:
+        progress, stop = self._progress, self._run.stop
         await self._acknowledge()  # batches that a killed run saved but did not acknowledge
         if progress.step == 0 and self._checkpoints.last() is None:
             for greedy in (False, True) if self._config.evaluation.before else ():
                 await self._run.measure(self._services, "heldout", self._splits.heldout, 0, greedy=greedy)
+            await self._validate()
+            if stop.is_set():
+                return
+            await self._save()
+        elif self._validates() and self._run.unvalidated(progress.step):
             await self._validate()
             await self._save()
         self._collector.advance(progress.step, await self._dropped())
         collecting = asyncio.create_task(self._collector.run())
         try:
             while not stop.is_set() and not self._over():
-                await self._step(collecting, stop)
+                await self._step(collecting)
         finally:
             collecting.cancel()
             await asyncio.gather(collecting, return_exceptions=True)
@@ -145,10 +148,14 @@ class _Loop:
     def _over(self) -> bool:
         return self._progress.used(self._config.budget) >= 1.0
 
-    async def _step(self, collecting: asyncio.Task[None], stop: asyncio.Event) -> None:
+    def _validates(self) -> bool:
+        """Whether the policy is evaluated after this step."""
+        return self._progress.step % self._config.evaluation.every == 0 or self._over()
+
+    async def _step(self, collecting: asyncio.Task[None]) -> None:
         config, progress = self._config, self._progress
         started, idle = time.monotonic(), self._collector.idle_seconds
-        fetched = await self._fetch(collecting, stop)
+        fetched = await self._fetch(collecting)
         if fetched is None:
             return
         waited = time.monotonic() - started
@@ -199,7 +206,7 @@ class _Loop:
             "rollout/groups_replaced": float(self._replaced),
             **self._services.player.milestone_metrics(),
         }
-        validates = progress.step % config.evaluation.every == 0 or self._over()
+        validates = self._validates()
         if validates:
             metrics |= await self._validate()
         self._run.log(progress.step, metrics)
@@ -224,10 +231,10 @@ class _Loop:
             metrics |= {"judge/scored": float(judge.scored), "judge/unscored": float(sum(judge.unscored.values()))}
         return metrics
 
-    async def _fetch(self, collecting: asyncio.Task[None], stop: asyncio.Event) -> Batch | None:
-        """The batch of this step; ``None`` once ``stop`` is set. Raises the error that ended the collection."""
+    async def _fetch(self, collecting: asyncio.Task[None]) -> Batch | None:
+        """The batch of this step; ``None`` once the run is stopped. Raises the error that ended the collection."""
         about = self._config.rollout
-        while not stop.is_set():
+        while not self._run.stop.is_set():
             self._collector.group_ended.clear()
             batch = await asyncio.to_thread(
                 partial(

@@ -46,8 +46,8 @@ async def train(
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
     splits = await asyncio.to_thread(load_splits, config.tasks, config.agent)
-    with Run.open(out, config, method, splits, view or on_terminal()) as run:
-        return await _METHODS[method](config, run, splits, stop=stop or asyncio.Event())
+    with Run.open(out, config, method, splits, view or on_terminal(), stop) as run:
+        return await _METHODS[method](config, run, splits)
 
 
 def _check(method: str) -> None:

@@ -77,15 +77,15 @@ class LabelledTurn:
         return 0.5 + 0.5 * float(np.sign(self.progress))
 
 
-async def train_prm(config: TrainConfig, run: Run, splits: Splits, *, stop: asyncio.Event) -> Progress:
+async def train_prm(config: TrainConfig, run: Run, splits: Splits) -> Progress:
     """Collect episodes unless ``prm.data`` names some, train, evaluate, and write the model to the run folder."""
     about = config.prm
     if (run.path / ABOUT).exists():  # written last
         run.say(f"{run.path}: trained already")
         return Progress(step=1)
     if not about.data:
-        await _collect(config, run, splits, stop)
-        if stop.is_set():
+        await _collect(config, run, splits)
+        if run.stop.is_set():
             return Progress()
     turns = _prepared(labelled_turns(list(map(Path, about.data)) or [pool_file(run.path)]), about.heldout)
     known = {turn.task for turn in turns}
@@ -96,8 +96,8 @@ async def train_prm(config: TrainConfig, run: Run, splits: Splits, *, stop: asyn
         folder = base_folder(_of_reader(config), run.path, splits.demonstrations, ())
         reader = Reader(folder, layer=about.layer, context=about.context)
     if about.kind == "yes-no" and reader is not None:
-        return await _YesNo(config, run).tune(turns, others, reader, stop)
-    return await _Heads(config, run).run(turns, others, reader, stop)
+        return await _YesNo(config, run).tune(turns, others, reader)
+    return await _Heads(config, run).run(turns, others, reader)
 
 
 def labelled_turns(pools: Sequence[Path], setting: str = "prm.data") -> list[LabelledTurn]:
@@ -183,9 +183,7 @@ class _Heads:
     def __init__(self, config: TrainConfig, run: Run) -> None:
         self._config, self._run = config, run
 
-    async def run(
-        self, turns: list[LabelledTurn], others: list[LabelledTurn], reader: Reader | None, stop: asyncio.Event
-    ) -> Progress:
+    async def run(self, turns: list[LabelledTurn], others: list[LabelledTurn], reader: Reader | None) -> Progress:
         """Train and evaluate; without ``reader`` on words."""
         about = self._config.prm
         self._run.rewind(0)
@@ -193,7 +191,7 @@ class _Heads:
             turns, others = self._readable(reader, turns), self._readable(reader, others)
         features = bags = np.stack([words(turn.record) for turn in (*turns, *others)])
         if reader is not None:
-            read = await self._states(reader, [turn.record for turn in (*turns, *others)], stop)
+            read = await self._states(reader, [turn.record for turn in (*turns, *others)])
             if read is None:
                 return Progress()
             features = read
@@ -278,7 +276,7 @@ class _Heads:
         )
         prm.save(self._run.path)
 
-    async def _states(self, reader: Reader, records: Sequence[Judgeable], stop: asyncio.Event) -> np.ndarray | None:
+    async def _states(self, reader: Reader, records: Sequence[Judgeable]) -> np.ndarray | None:
         """(N, F) hidden states; None if it was stopped. Each chunk is kept in a file, which a resumed run reads."""
         place = self._run.path / "states"
         place.mkdir(exist_ok=True)
@@ -286,7 +284,7 @@ class _Heads:
         parts: list[np.ndarray] = []
         shown = time.monotonic()
         for number, start in enumerate(range(0, len(rows), _CHUNK)):
-            if stop.is_set():
+            if self._run.stop.is_set():
                 return None
             chunk = rows[start : start + _CHUNK]
             digest = hashlib.sha256(json.dumps([local_name(str(reader.folder)), chunk]).encode()).hexdigest()[:16]
@@ -305,9 +303,7 @@ class _Heads:
 class _YesNo(_Heads):
     """Fine-tunes the model to answer yes or no."""
 
-    async def tune(
-        self, turns: list[LabelledTurn], others: list[LabelledTurn], reader: Reader, stop: asyncio.Event
-    ) -> Progress:
+    async def tune(self, turns: list[LabelledTurn], others: list[LabelledTurn], reader: Reader) -> Progress:
         """Train until the last step, then evaluate."""
         config, about = self._config, self._config.prm
         state = await asyncio.to_thread(
@@ -326,7 +322,7 @@ class _YesNo(_Heads):
             random.Random(config.seed).shuffle(shuffled)
             rows = [(ids, target) for (ids, _), target in zip(rows, shuffled, strict=True)]
         progress, saved = state.progress, state.progress.step if state.checkpoints.last() else -1
-        while progress.step < config.sft.steps and not stop.is_set():
+        while progress.step < config.sft.steps and not self._run.stop.is_set():
             batch = _answers(rows, config.sft.batch, (reader.yes, reader.no), f"{config.seed}:prm:{progress.step}")
             metrics = await asyncio.to_thread(state.learner.imitate, batch, step=progress.step, steps=config.sft.steps)
             progress.step += 1
@@ -371,7 +367,7 @@ def _answers(
     ]
 
 
-async def _collect(config: TrainConfig, run: Run, splits: Splits, stop: asyncio.Event) -> None:
+async def _collect(config: TrainConfig, run: Run, splits: Splits) -> None:
     """Run ``prm.groups`` groups of episodes with milestones, or those that are missing."""
     about = config.reward.model_copy(update={"milestones": config.reward.milestones or "turn", "judge": None})
     config = config.model_copy(update={"reward": about})
@@ -384,16 +380,11 @@ async def _collect(config: TrainConfig, run: Run, splits: Splits, stop: asyncio.
             known = await groups.unfinished()
             wanted = [number for number in range(config.prm.groups) if known.get(number, True)]
             run.say(f"collecting {len(wanted)} groups of {config.rollout.group_size} episodes with milestones")
-            work = asyncio.gather(*(groups.play(number, known.get(number)) for number in wanted))
-            ended = asyncio.create_task(stop.wait())
-            try:
-                await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
-                if work.done():
-                    work.result()
-            finally:
-                ended.cancel()
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+
+            async def collect() -> None:
+                await asyncio.gather(*(groups.play(number, known.get(number)) for number in wanted))
+
+            await run.unless_stopped(collect())
 
 
 def _prepared(turns: list[LabelledTurn], heldout: Sequence[str]) -> list[LabelledTurn]:

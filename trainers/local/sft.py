@@ -20,7 +20,7 @@ from clawgym.trainers.local.training_state import TrainingState
 __all__ = ["train_sft"]
 
 
-async def train_sft(config: TrainConfig, run: Run, splits: Splits, *, stop: asyncio.Event) -> Progress:
+async def train_sft(config: TrainConfig, run: Run, splits: Splits) -> Progress:
     """Train and evaluate, from the last checkpoint if there is one."""
     with Pool(pool_file(run.path)) as pool:
         imitation, model = await load_imitation_data(config, splits, pool, run)
@@ -29,17 +29,18 @@ async def train_sft(config: TrainConfig, run: Run, splits: Splits, *, stop: asyn
         run.rewind(progress.step if state.checkpoints.last() else -1)
         saved = progress.step
         async with open_services(config, policy, run.path, pool, version=progress.step) as services:
-            if state.checkpoints.last() is None:
+            if _validates(config, progress) and run.unvalidated(progress.step):
                 await run.validate(services, splits.validation, progress)
                 await services.rest()
-                await asyncio.to_thread(state.save)
-            while not _enough(config, progress) and not stop.is_set():
+                if state.checkpoints.last() or not run.stop.is_set():
+                    await asyncio.to_thread(state.save)
+            while not _enough(config, progress) and not run.stop.is_set():
                 batch = imitation.batch(progress.step)
                 metrics = await asyncio.to_thread(learner.imitate, batch, step=progress.step, steps=config.sft.steps)
                 progress.step += 1
                 progress.seconds += metrics["timing/update"]
                 run.log(progress.step, metrics)
-                if progress.step % config.sft.evaluate_every == 0 or progress.step == config.sft.steps:
+                if _validates(config, progress):
                     await policy.publish(services.engine, progress.step)
                     await run.validate(services, splits.validation, progress)
                     await services.rest()
@@ -50,6 +51,11 @@ async def train_sft(config: TrainConfig, run: Run, splits: Splits, *, stop: asyn
             if _enough(config, progress):
                 await run.measure_best(services, policy, state.checkpoints, splits.heldout)
     return progress
+
+
+def _validates(config: TrainConfig, progress: Progress) -> bool:
+    """Whether the policy is evaluated after this step."""
+    return progress.step % config.sft.evaluate_every == 0 or progress.step == config.sft.steps
 
 
 def _enough(config: TrainConfig, progress: Progress) -> bool:

@@ -67,12 +67,12 @@ async def train(
     check_supported(config, folder)
     splits = await asyncio.to_thread(load_splits, config.tasks, config.agent)
     model, lora = base_model or config.model.path, lora_of(config.model)
-    with Run.open(out, config, method, splits, view or on_terminal()) as run:
+    with Run.open(out, config, method, splits, view or on_terminal(), stop) as run:
         service, status = tinker.ServiceClient(api_key=key), "errored"
         try:
             load = TinkerState.load
             state = await asyncio.to_thread(load, config, run.path, service, model, folder, lora)
-            progress = await train_from(state, config, run, splits, stop=stop or asyncio.Event())
+            progress = await train_from(state, config, run, splits)
             status = "success"
             return progress
         finally:

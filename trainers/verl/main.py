@@ -66,8 +66,8 @@ async def train(
     check_supported(config)
     require(config)
     splits = await asyncio.to_thread(load_splits, config.tasks, config.agent)
-    with Run.open(out, config, "rl", splits, view or on_terminal()) as run:
-        work = _VerlRun(config, run, splits, stop or asyncio.Event())
+    with Run.open(out, config, "rl", splits, view or on_terminal(), stop) as run:
+        work = _VerlRun(config, run, splits)
         if config.algorithm.imitation:
             await work.demonstrate()
         with cluster(config):
@@ -77,11 +77,10 @@ async def train(
 class _VerlRun:
     """One call of :func:`train`. Its methods run in the thread of verl's trainer."""
 
-    def __init__(self, config: TrainConfig, run: Run, splits: Splits, stop: asyncio.Event) -> None:
+    def __init__(self, config: TrainConfig, run: Run, splits: Splits) -> None:
         self.config = config
         self._run = run
         self._splits = splits
-        self._stop = stop
         self._checkpoints = Checkpoints(run.path)
         self._progress = Progress()
         self._agreement = Agreement(config, self._progress.extra)
@@ -168,7 +167,7 @@ class _VerlRun:
     # --- callbacks of verl's trainer (clawgym.trainers.verl.trainer.RunCallbacks) ---
 
     def check(self) -> None:
-        if self._stop.is_set():
+        if self._run.stop.is_set():
             raise _Stopped
         self._episodes.check()
 
@@ -221,7 +220,7 @@ class _VerlRun:
         self._run.log(step, {**metrics, **counts, "timing/learning_seconds": self._progress.seconds})
         if self._validates() or step % self.config.checkpoint_every == 0:
             self._save(trainer)
-        if self._stop.is_set() or self._over():
+        if self._run.stop.is_set() or self._over():
             raise _Stopped
 
     def budget_used(self) -> float:

@@ -90,6 +90,37 @@ async def test_stop_between_checkpoints_saves_one(taught: Path, tmp_path: Path) 
     assert (first.steps, second.steps) == ([1], [2])
 
 
+@pytest.mark.parametrize("method", ["sft", "rl"])
+@pytest.mark.parametrize("during", [1, 2, 3])
+async def test_stop_during_an_evaluation(taught: Path, tmp_path: Path, method: str, during: int) -> None:
+    """The first validation, a later one, or that of the held-out split at the end is left at once and done again."""
+    config = small(model={"path": str(taught)}, evaluation={"every": 1, "before": False}, budget={"steps": 1})
+    config = config if method == "rl" else small(sft={"steps": 2, "evaluate_every": 2})
+    stop = asyncio.Event()
+
+    class Stopping(Said):
+        def __init__(self) -> None:
+            super().__init__()
+            self.measurements = 0
+
+        def measuring(self, part: str, episodes: int) -> None:
+            self.measurements += 1
+            if self.measurements == during:
+                stop.set()
+
+    await train(config, tmp_path / "run", method, view=Stopping(), stop=stop)
+    first, second = [("validation", 0), ("validation", 1 if method == "rl" else 2)], [("heldout", False)]
+    known = [(row["split"], row["step"]) for row in lines(tmp_path / "run/evaluations.jsonl")] if during > 1 else []
+    assert known == first[: during - 1], "an evaluation that was cut short has no score"
+    again = Said()
+    progress = await train(config, tmp_path / "run", method, view=again)
+    assert bool(again.steps) == (during == 1), "no update is lost or repeated"
+    rows = lines(tmp_path / "run/evaluations.jsonl")
+    assert [(row["split"], row["step"]) for row in rows[:2]] == first
+    assert [(row["split"], row["greedy"]) for row in rows[2:]] == [*second, ("heldout", True)]
+    assert progress.best_score == max(row["score"] for row in rows[:2])
+
+
 async def test_sft_stops_at_requested_score(tmp_path: Path) -> None:
     """Tasks with the same solution: a small model solves all of them after some steps."""
     easy = terminal_basic.make("write-word", 0)
