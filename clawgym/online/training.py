@@ -29,6 +29,7 @@ import torch
 from clawgym.engines.folders import model_folder
 from clawgym.errors import ServiceError, ServiceUnreachable, TrainingError
 from clawgym.gateway.render import Renderer
+from clawgym.offload import in_update_thread
 from clawgym.online.config import FAILED_STEP, ServiceConfig, ServiceFolder
 from clawgym.online.conversations import CHANNEL, active_sources, waiting_sources
 from clawgym.online.corrections import accepted_replies
@@ -303,7 +304,7 @@ class VersionTrainer:
         try:
             imitation = (lambda _: imitated) if imitated else None
             train_step = partial(learner.train_step, made, seed=seed, imitation=imitation)
-            metrics |= dict(made.metrics) | await asyncio.to_thread(train_step)
+            metrics |= dict(made.metrics) | await in_update_thread(train_step)
             write_advantages(self._run.parent, progress.step, trained_by_turn(made, learner.advantages))
         except TrainingError as error:
             self._made_none(error)

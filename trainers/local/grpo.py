@@ -14,6 +14,7 @@ from typing import Protocol
 
 from clawgym.errors import TrainingError
 from clawgym.gateway.render import Renderer
+from clawgym.offload import in_update_thread
 from clawgym.pool import Pool
 from clawgym.pool.states import Batch
 from clawgym.trainers.common.advantages import trained_by_turn, write_advantages
@@ -182,7 +183,7 @@ class _Loop:
             await self._services.engine.sleep()  # type: ignore[union-attr]
         elif not config.rollout.staleness:
             await self._services.rest()
-        metrics |= await asyncio.to_thread(train_step)
+        metrics |= await in_update_thread(train_step)
         versions = [v for e in batch.episodes for s in e.sequences for v in s.policy_versions if v is not None]
         progress.step += 1
         await self._policy.publish(self._services.engine, progress.step)

@@ -28,6 +28,7 @@ from clawgym.gateway.render import Renderer
 from clawgym.gateway.request import SessionRequest
 from clawgym.gateway.server import Gateway
 from clawgym.gateway.session_engine import SessionEngine
+from clawgym.offload import in_update_thread
 from clawgym.pool import EpisodeEnd, Pool
 from clawgym.pool.states import Batch
 from clawgym.records.run_folder import RunFolder, make_manifest
@@ -172,7 +173,7 @@ async def imitated_policy(
     made = itertools.islice(conversations(_SEED_OFFSET + config.seed), progress.step * batch, None)
     while progress.step < steps and not stop.is_set():
         rows = [masked_sequence(renderer, said) for said in itertools.islice(made, batch)]
-        metrics = await asyncio.to_thread(state.learner.imitate, rows, step=progress.step, steps=steps)
+        metrics = await in_update_thread(partial(state.learner.imitate, rows, step=progress.step, steps=steps))
         progress.step += 1
         on_progress(f"imitation loss {metrics['sft/loss']:.3f}", progress.step, steps)
         if progress.step % config.sft.evaluate_every == 0 or progress.step == steps or stop.is_set():
@@ -362,7 +363,7 @@ async def _train_on(
         teachers, said = await find_teachers(batch, config.distillation, pool, renderer, scorer)
     seed = episode_seed(config.seed, step)
     made = make_batch(batch, config, seed=seed, teachers=teachers, device=policy.device)
-    metrics = await asyncio.to_thread(partial(learner.train_step, made, seed=seed))
+    metrics = await in_update_thread(partial(learner.train_step, made, seed=seed))
     await asyncio.to_thread(pool.ack, _CONSUMER, step)
     return dict(made.metrics) | metrics | said
 

@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from safetensors.numpy import load_file, save
 
 from clawgym.engines.folders import local_name
 from clawgym.errors import ClawGymError, TrainingError
+from clawgym.offload import in_update_thread
 from clawgym.pool import Pool
 from clawgym.records.judge import Judgeable
 from clawgym.records.run_folder import write_atomic
@@ -324,7 +326,8 @@ class _YesNo(_Heads):
         progress, saved = state.progress, state.progress.step if state.checkpoints.last() else -1
         while progress.step < config.sft.steps and not self._run.stop.is_set():
             batch = _answers(rows, config.sft.batch, (reader.yes, reader.no), f"{config.seed}:prm:{progress.step}")
-            metrics = await asyncio.to_thread(state.learner.imitate, batch, step=progress.step, steps=config.sft.steps)
+            imitate = partial(state.learner.imitate, batch, step=progress.step, steps=config.sft.steps)
+            metrics = await in_update_thread(imitate)
             progress.step += 1
             progress.seconds += metrics["timing/update"]
             self._run.log(progress.step, metrics)

@@ -7,7 +7,9 @@ is evaluated once, at the end.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
+from clawgym.offload import in_update_thread
 from clawgym.pool import Pool
 from clawgym.trainers.common.checkpoints import Progress
 from clawgym.trainers.common.demonstrations import load_imitation_data
@@ -36,7 +38,8 @@ async def train_sft(config: TrainConfig, run: Run, splits: Splits) -> Progress:
                     await asyncio.to_thread(state.save)
             while not _enough(config, progress) and not run.stop.is_set():
                 batch = imitation.batch(progress.step)
-                metrics = await asyncio.to_thread(learner.imitate, batch, step=progress.step, steps=config.sft.steps)
+                imitate = partial(learner.imitate, batch, step=progress.step, steps=config.sft.steps)
+                metrics = await in_update_thread(imitate)
                 progress.step += 1
                 progress.seconds += metrics["timing/update"]
                 run.log(progress.step, metrics)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,22 @@ async def test_stop_during_an_evaluation(taught: Path, tmp_path: Path, method: s
     assert [(row["split"], row["step"]) for row in rows[:2]] == first
     assert [(row["split"], row["greedy"]) for row in rows[2:]] == [*second, ("heldout", True)]
     assert progress.best_score == max(row["score"] for row in rows[:2])
+
+
+async def test_updates_have_one_thread(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """malloc keeps what an update freed for its thread, so each further thread would hold as much again."""
+    threads: set[int] = set()
+    step = Learner._step
+
+    def watched(self: Learner) -> float:
+        threads.add(threading.get_ident())
+        return step(self)
+
+    monkeypatch.setattr(Learner, "_step", watched)
+    await train(small(), tmp_path / "sft", "sft", view=Said())
+    await train(small(model={"path": str(taught)}, budget={"steps": 4}), tmp_path / "rl", view=Said())
+    assert len(threads) == 1
+    assert threads != {threading.get_ident()}, "the event loop goes on meanwhile"
 
 
 async def test_sft_stops_at_requested_score(tmp_path: Path) -> None:
