@@ -17,6 +17,11 @@ from clawgym.records import Image, common_prefix
 __all__ = ["MicroBatch", "Packed", "MaskedSequence", "micro_batches", "pack"]
 
 
+_PAIRS_PER_TOKEN = 512
+"""Pairs of tokens in attention that cost as much as one token in the rest of a layer: fewer in a small model, more in a
+large one (``benchmarks/train.py update``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class MaskedSequence:
     """The part of a training sequence that a forward pass needs."""
@@ -99,14 +104,11 @@ class MicroBatch:
         )
 
 
-def pack(
-    sequences: Sequence[MaskedSequence], *, row_tokens: int, pairs_per_token: float = 512.0, share: bool = True
-) -> list[Packed]:
+def pack(sequences: Sequence[MaskedSequence], *, row_tokens: int, share: bool = True) -> list[Packed]:
     """Pack ``sequences`` into rows of at most ``row_tokens`` tokens. A longer sequence gets its own row.
 
     Sequences with a common prefix are packed into the same row, where the prefix is stored and computed once. A
-    sequence that would cost more in the row than alone starts a new row: as many pairs of tokens in attention as
-    ``pairs_per_token`` cost as much as one token in the rest of a layer. With ``share=False``, each sequence is a row.
+    sequence that would cost more in the row than alone starts a new row. With ``share=False``, each sequence is a row.
     Trained tokens are numbered sequence after sequence, in the given order.
 
     Raises :class:`ValueError` if a mask has a wrong length or trains the first id, which nothing predicts.
@@ -120,7 +122,7 @@ def pack(
     for number in sorted(range(len(sequences)), key=lambda n: sequences[n].ids):
         sequence = sequences[number]
         alone = not share or sequence.images or (building is not None and building.images)
-        if building is not None and not alone and building.fits(sequence, row_tokens, pairs_per_token):
+        if building is not None and not alone and building.fits(sequence, row_tokens):
             building.add(sequence, int(starts[number]))
             continue
         if building is not None:
@@ -145,13 +147,13 @@ class _RowBuilder:
         self._where = np.empty(0, np.int64)
         """The index in the row of each token of the last sequence."""
 
-    def fits(self, sequence: MaskedSequence, row_tokens: int, pairs_per_token: float) -> bool:
+    def fits(self, sequence: MaskedSequence, row_tokens: int) -> bool:
         """Whether ``sequence`` fits into the row and costs less here than in its own row. A shared prefix saves
         computation, but attention is computed for all pairs of tokens of a row, masked or not."""
         shared, size = common_prefix(self._last, sequence.ids), self._size
         fresh = len(sequence.ids) - shared
         pairs = fresh * (2 * size + fresh) - len(sequence.ids) ** 2
-        return size + fresh <= row_tokens and pairs <= shared * pairs_per_token
+        return size + fresh <= row_tokens and pairs <= shared * _PAIRS_PER_TOKEN
 
     def add(self, sequence: MaskedSequence, place: int) -> None:
         shared, start = common_prefix(self._last, sequence.ids), self._size

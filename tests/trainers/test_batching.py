@@ -108,13 +108,6 @@ def test_sequence_joins_row_only_if_cheaper(shared: int, own: int, rows: int) ->
     assert len(pack(made, row_tokens=10**6)) == rows
 
 
-@pytest.mark.parametrize(("pairs", "rows"), [(100, 8), (512, 4), (2633, 2)])
-def test_large_model_shares_more(pairs: float, rows: int) -> None:
-    """The larger a layer, the less attention counts beside it."""
-    made = [MaskedSequence((*range(100), *range(at, at + 150)), (0,) * 250) for at in range(1000, 9000, 1000)]
-    assert len(pack(made, row_tokens=10**6, pairs_per_token=pairs)) == rows
-
-
 @given(paths(), st.integers(1, 30), st.integers(1, 90))
 def test_micro_batches_contain_each_row_once(made: list[MaskedSequence], row_tokens: int, tokens: int) -> None:
     rows = pack(made, row_tokens=row_tokens)

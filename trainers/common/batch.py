@@ -17,7 +17,7 @@ import torch
 from clawgym.pool.states import Batch, BatchEpisode, TrainingPool
 from clawgym.records import Image, TrainingSequence
 from clawgym.rewards.hints import Teacher
-from clawgym.trainers.batching import MaskedSequence
+from clawgym.trainers.batching import MaskedSequence, Packed, pack
 from clawgym.trainers.common.teaching import Teachers
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.credit import (
@@ -66,6 +66,8 @@ class TrainingBatch:
     """Indices in ``episodes`` of those that are trained on (:func:`~clawgym.trainers.credit.trained_episodes`)."""
     sequences: tuple[MaskedSequence, ...]
     """(R,)"""
+    rows: tuple[Packed, ...]
+    """``sequences``, packed so that common prefixes are computed once."""
     row: torch.Tensor
     """(S,) int64: the index in ``sequences`` of each trained token."""
     episode: torch.Tensor
@@ -87,6 +89,11 @@ class TrainingBatch:
     """(S, K) float32: the teacher's log-probs of these ids."""
     turns: TurnRewards | None = None
     """For an advantage that uses values."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of one forward pass over the batch; an image counts as one."""
+        return sum(len(row.ids) for row in self.rows)
 
     def of_episodes(self, chosen: Sequence[int]) -> torch.Tensor:
         """(S',) the indices of the trained tokens of some episodes."""
@@ -157,6 +164,7 @@ def make_batch(
         episodes,
         trained,
         tuple(sequences),
+        tuple(pack(sequences, row_tokens=config.compute.row_tokens)),
         row.to(device),
         owner.to(device),
         given.to(device),

@@ -39,16 +39,7 @@ if TYPE_CHECKING:
     Sampler = TransformersEngine | VisionEngine | VLLMEngine | SGLangEngine
     """The engines that sample episodes."""
 
-__all__ = [
-    "ADAPTER",
-    "Policy",
-    "hidden_states",
-    "load_policy",
-    "logprobs_of",
-    "pairs_per_token",
-    "reverse_kl_of",
-    "token_logprobs",
-]
+__all__ = ["ADAPTER", "Policy", "hidden_states", "load_policy", "logprobs_of", "reverse_kl_of", "token_logprobs"]
 
 ADAPTER = "policy"
 """The name of the LoRA adapter in the engine."""
@@ -340,19 +331,6 @@ def _with_adapters(module: Any, model: Model, seed: int) -> Any:
 def base_of(model: Any) -> Any:
     """The transformers model inside ``model``, with its adapters in place."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def pairs_per_token(model: Any) -> float:
-    """The number of pairs of tokens in attention that cost as much as one token in the linear layers of ``model``.
-
-    Forward and backward, a weight takes 6 operations for each token, and a pair takes 14 for each element of the query
-    heads: 2 products forward, and 5 backward, of which the first repeats one."""
-    about = base_of(model).config.get_text_config()
-    hidden, heads = about.hidden_size, about.num_attention_heads
-    head = getattr(about, "head_dim", None) or hidden // heads
-    inner = getattr(about, "intermediate_size", None) or 4 * hidden
-    keys = head * (getattr(about, "num_key_value_heads", None) or heads)
-    return 6 * hidden * (2 * heads * head + 2 * keys + 3 * inner) / (14 * heads * head)
 
 
 def hidden_states(model: Any, batch: MicroBatch) -> torch.Tensor:

@@ -160,8 +160,7 @@ class BatchLearner(ABC):
         self._guard(batch, old, rng, metrics)
         seconds = time.perf_counter() - started
         metrics.set("timing/update", seconds)
-        tokens = sum(len(sequence.ids) for sequence in batch.sequences)
-        metrics.set("perf/update_tokens_per_second", about.epochs * tokens / seconds)
+        metrics.set("perf/update_tokens_per_second", about.epochs * batch.computed_tokens / seconds)
         return metrics.all()
 
     def _guard(self, batch: TrainingBatch, old: torch.Tensor, rng: random.Random, metrics: StepMetrics) -> None:

@@ -19,15 +19,7 @@ from clawgym.trainers import algorithms
 from clawgym.trainers.batching import MaskedSequence, MicroBatch, Packed, micro_batches, pack
 from clawgym.trainers.common.batch import TrainingBatch
 from clawgym.trainers.common.checkpoints import optimizer_tensors, restore_optimizer
-from clawgym.trainers.common.policy import (
-    Policy,
-    base_of,
-    hidden_states,
-    logprobs_of,
-    pairs_per_token,
-    reverse_kl_of,
-    token_logprobs,
-)
+from clawgym.trainers.common.policy import Policy, base_of, hidden_states, logprobs_of, reverse_kl_of, token_logprobs
 from clawgym.trainers.common.step import BatchLearner, Imitated, MiniBatch, StepMetrics, mean_difference, not_finite
 from clawgym.trainers.config import TrainConfig
 from clawgym.trainers.local.critic import ValueHead
@@ -43,7 +35,6 @@ class Learner(BatchLearner):
     def __init__(self, policy: Policy, config: TrainConfig, *, lr: float | None = None, warmup: int = 0) -> None:
         super().__init__(config, lr=lr, warmup=warmup)
         self.policy = policy
-        self._pairs = pairs_per_token(policy.module)
         self._loss = loss_of(config.algorithm)
         self._trained = [p for p in policy.module.parameters() if p.requires_grad]
         self.parameters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
@@ -102,7 +93,7 @@ class Learner(BatchLearner):
         if turns is not None:
             states = torch.zeros(len(turns.first), _width(self.policy), device=old.device)
         with torch.no_grad(), self._precision():
-            for micro in self._micro(self._rows(batch.sequences)):
+            for micro in self._micro(batch.rows):
                 hidden = hidden_states(module, micro)
                 if recompute:
                     old[micro.places] = logprobs_of(module, hidden, micro.targets, temperature=batch.temperature)[0]
@@ -129,6 +120,9 @@ class Learner(BatchLearner):
         """Micro-batches of the training sequences with tokens in ``part`` that have a gradient, and (S'',) the index in
         the batch of each of their trained tokens."""
         used = self._rows_with_gradient(batch, part)
+        if len(used) == len(batch.sequences):
+            yield from ((micro, micro.places) for micro in self._micro(batch.rows))
+            return
         places = batch.places_of(used)
         for micro in self._micro(self._rows([batch.sequences[n] for n in used])):
             yield micro, places[micro.places]
@@ -175,8 +169,7 @@ class Learner(BatchLearner):
 
     def _sample(self, batch: TrainingBatch, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Those of one micro-batch of randomly drawn rows."""
-        rows = self._rows(batch.sequences)
-        micro = next(self._micro(rng.sample(rows, len(rows))), None)
+        micro = next(self._micro(rng.sample(list(batch.rows), len(batch.rows))), None)
         if micro is None:
             none = batch.rollout_logp[:0]
             return batch.row[:0], none, none
@@ -223,7 +216,7 @@ class Learner(BatchLearner):
             group["lr"] = lr
 
     def _rows(self, paths: Sequence[MaskedSequence]) -> list[Packed]:
-        return pack(paths, row_tokens=self._config.compute.row_tokens, pairs_per_token=self._pairs)
+        return pack(paths, row_tokens=self._config.compute.row_tokens)
 
     def _micro(self, rows: Sequence[Packed]) -> Iterator[MicroBatch]:
         for micro in micro_batches(rows, tokens=self._config.compute.micro_tokens):

@@ -55,13 +55,12 @@ class Recorded:
     def train(self, seed: int = 0) -> int:
         """One step, in which the calls of a layer are counted. Returns the number of micro-batches."""
         batch = make_batch(some_batch(seed), self.config, seed=0)
-        rows = self.learner._rows(batch.sequences)
-        assert any(not row.plain for row in rows)  # rows with a mask of their own
+        assert any(not row.plain for row in batch.rows)  # rows with a mask of their own
         layer = base_of(self.policy.module).model.layers[1].mlp
         with layer.register_forward_pre_hook(self._count):
             self.calls = 0
             self.learner.train_step(batch, seed=seed)
-        return len(list(self.learner._micro(rows)))
+        return len(list(self.learner._micro(batch.rows)))
 
 
 @pytest.mark.parametrize("lora", LORA)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,12 +43,12 @@ def weights(learner: Learner) -> torch.Tensor:
 
 def on_policy(batch: TrainingBatch, policy: Policy) -> TrainingBatch:
     """The batch with the log-probs of this policy, as if it had sampled it."""
-    from clawgym.trainers.batching import micro_batches, pack
+    from clawgym.trainers.batching import micro_batches
     from clawgym.trainers.common.policy import token_logprobs
 
     logp = torch.zeros_like(batch.rollout_logp)
     with torch.no_grad():
-        for micro in micro_batches(pack(batch.sequences, row_tokens=512), tokens=10**6):
+        for micro in micro_batches(batch.rows, tokens=10**6):
             logp[micro.places] = token_logprobs(policy.module, micro)[0]
     return dataclasses.replace(batch, rollout_logp=logp)
 
@@ -382,16 +381,3 @@ def test_shuffled_rewards_decide_what_is_imitated(folder: Path) -> None:
     about = config(reward={"shuffle": True})
     kept = [imitation(folder, about).add_solved(make_batch(some_batch(), about, seed=seed)) for seed in range(8)]
     assert len({one.get("t") for one in kept}) > 1
-
-
-def test_pairs_per_token_of_real_models() -> None:
-    """SmolLM2-135M and Qwen2.5-7B: six operations for each weight of a layer, over 14 for each element of a query."""
-    from transformers import LlamaConfig, Qwen2Config
-
-    from clawgym.trainers.common.policy import pairs_per_token
-
-    small = LlamaConfig(hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3)
-    large = Qwen2Config(hidden_size=3584, intermediate_size=18944, num_attention_heads=28, num_key_value_heads=4)
-    found = [pairs_per_token(SimpleNamespace(config=config)) for config in (small, large)]
-    weights = [576 * 576 * 2 + 576 * 192 * 2 + 3 * 576 * 1536, 3584**2 * 2 + 3584 * 512 * 2 + 3 * 3584 * 18944]
-    assert found == pytest.approx([6 * weights[0] / (14 * 576), 6 * weights[1] / (14 * 3584)])

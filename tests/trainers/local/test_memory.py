@@ -57,7 +57,7 @@ async def test_estimate_is_peak_of_an_update(folder: Path, dtype: str, lora: Any
     engine = learner.policy.engine()
     known = [*learner.policy.module.parameters(), *learner.parameters, *engine._model.parameters()]
     batch = two_micro_batches(config)
-    assert [len(row.ids) for row in learner._rows(batch.sequences)] == [MICRO, MICRO]
+    assert [len(row.ids) for row in batch.rows] == [MICRO, MICRO]
     expected = estimate(ModelShape.of(config.model, folder), config)
     with LiveTensors(known) as live:
         learner.train_step(batch, seed=0)  # allocates the moments
