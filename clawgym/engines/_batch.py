@@ -1,17 +1,20 @@
 """The running sequences of a model, and one step of all of them.
 
 Each step decodes one token of every decoding sequence and computes up to ``chunk`` tokens of prompts, so that a long
-prompt does not stall others. The prefix that a prompt shares with an earlier sequence is copied.
+prompt does not stall others. The prefix that a prompt shares with an earlier sequence is copied. On a CPU, threads
+compute parts of a step beside each other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from clawgym.engines._crew import Crew
 from clawgym.engines._graphs import DecodeGraphs
 from clawgym.engines._prefix import BLOCK, PrefixStore, packed
 from clawgym.engines._sample import sample
@@ -94,6 +97,7 @@ class RunningBatch(Generic[_S]):
         self._slabs: dict[int, Slab[_S]] = {}
         self._running = 0
         self._graphs = DecodeGraphs.of(run, model, shape.device)
+        self._crew = Crew(model)
 
     def __len__(self) -> int:
         return self._running
@@ -173,6 +177,7 @@ class RunningBatch(Generic[_S]):
         self._computing.clear()
         self._running = 0
         self.hooks.remove()
+        self._crew.close()
 
     def release(self) -> None:
         """Free the memory of keys and values, but for rows with a CUDA graph. Only while no sequence runs."""
@@ -199,29 +204,33 @@ class RunningBatch(Generic[_S]):
         if not passes:
             return []
         victim = self._computing[-1] if self._computing else max(self.sequences, key=lambda s: s.length)
-        going = [sequence for planned in passes for sequence in planned.ending]
-        tokens, logprobs = self._with_memory(victim, lambda: self._compute(passes, going))
+        sampled = self._with_memory(victim, lambda: self._sampled(passes))
         for planned in passes:
             for sequence, count in planned.counts:
                 sequence.length += count
-        for sequence, token in zip(going, tokens, strict=True):
+        for sequence, token, _ in sampled:
             sequence.ids.append(token)
             sequence.number = sequence.uniform()
             if sequence.length == sequence.prompt:
                 self._publish(sequence)  # others may be waiting for this prompt
-        return list(zip(going, logprobs, strict=True))
+        return [(sequence, logprob) for sequence, _, logprob in sampled]
 
-    def _compute(self, passes: list[_Step[_S]], going: list[_S]) -> tuple[list[int], list[float]]:
+    def _sampled(self, passes: list[_Step[_S]]) -> list[tuple[_S, int, float]]:
+        """Each sequence that gets a token, with the token and its log-probability."""
+        if len(passes) > 1 and not self._graphs:
+            return [one for part in self._crew.map(lambda planned: self._sampled([planned]), passes) for one in part]
         logits = [self._logits(planned) for planned in passes]
+        going = [sequence for planned in passes for sequence in planned.ending]
         if not going:
-            return [], []
-        return sample(
+            return []
+        tokens, logprobs = sample(
             torch.cat(logits) if len(logits) > 1 else logits[0],
             [s.temperature for s in going],
             [s.top_k for s in going],
             [s.top_p for s in going],
             [s.number for s in going],
         )
+        return list(zip(going, tokens, logprobs, strict=True))
 
     def _logits(self, step: _Step[_S]) -> torch.Tensor:
         """(ending sequences, vocabulary)"""
@@ -233,23 +242,42 @@ class RunningBatch(Generic[_S]):
             return self._run(ids, places, ends.long(), Plan(step.parts))
 
     def _plan(self) -> list[_Step[_S]]:
-        """One forward pass for everything; with graphs, one for each steady slab, and one for the rest."""
-        step: _Step[_S] = _Step()
-        passes = [step]
+        """Forward passes for everything: with graphs one for each steady slab, and for the rest one, or one for each
+        thread."""
+        passes: list[_Step[_S]] = []
+        eager: list[Slab[_S]] = []
         for slab in self._slabs.values():
             if slab.sequences and slab.steady:
                 passes.append(_Step(slab))
-                passes[-1].add_rows(slab)
+                passes[-1].add_rows(slab, 0, len(slab.sequences))
             elif slab.sequences:
-                step.add_rows(slab)
+                eager.append(slab)
         room = self._room
+        prompts: list[tuple[_S, list[int], torch.Tensor]] = []
         for sequence in self._computing:
             ids = sequence.ids[sequence.length : sequence.length + room]
             if not ids or sequence.buffer is None:
                 break
             room -= len(ids)
-            step.add_prompt(sequence, ids, sequence.buffer)
-        return passes
+            prompts.append((sequence, ids, sequence.buffer))
+        sizes = [len(ids) for _, ids, _ in prompts]
+        tokens = sum(len(slab.sequences) for slab in eager) + sum(sizes)
+        parts: list[_Step[_S]] = [_Step() for _ in range(self._crew.parts(tokens, max(sizes, default=1)))]
+        share = math.ceil(tokens / len(parts))
+
+        def least() -> _Step[_S]:
+            return min(parts, key=lambda part: len(part.ids))
+
+        for prompt in sorted(prompts, key=lambda prompt: -len(prompt[1])):
+            least().add_prompt(*prompt)
+        for slab in eager:
+            first = 0
+            while first < len(slab.sequences):
+                part = least()
+                count = min(share - len(part.ids), len(slab.sequences) - first)
+                part.add_rows(slab, first, count)
+                first += count
+        return passes + parts
 
     def _make_places(self) -> None:
         """Move sequences that outgrew their place, or whose prompt is computed, to the slab where they fit."""
@@ -325,11 +353,11 @@ class _Step(Generic[_S]):
         self.ends: list[int] = []
         self.adapters: dict[Adapter, list[int]] = {}
 
-    def add_rows(self, slab: Slab[_S]) -> None:
-        """Add the last token of each row of ``slab``."""
-        rows, start = slab.sequences, len(self.ids)
+    def add_rows(self, slab: Slab[_S], first: int, count: int) -> None:
+        """Add the last token of ``count`` rows of ``slab``, from ``first`` on."""
+        rows, start = slab.sequences[first : first + count], len(self.ids)
         lengths = [s.length for s in rows]
-        self.parts.append(Decode(slab, start, lengths))
+        self.parts.append(Decode(slab, start, lengths, first))
         self.ids += [s.ids[-1] for s in rows]
         self.positions += lengths
         self.counts += [(s, 1) for s in rows]

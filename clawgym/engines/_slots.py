@@ -142,18 +142,19 @@ class Slab(Generic[_S]):
 
 
 class Decode:
-    """Decodes one token for each row of a slab: tokens ``start`` to ``start + rows`` of the step."""
+    """Decodes one token for each of the rows of a slab from ``first`` on: tokens ``start`` to ``start + rows`` of the
+    step."""
 
     _mask: torch.Tensor | None
 
-    def __init__(self, slab: Slab[Any], start: int, positions: list[int]) -> None:
+    def __init__(self, slab: Slab[Any], start: int, positions: list[int], first: int = 0) -> None:
         rows, longest = len(positions), max(positions) + 1
         device = slab.kv.device
         self.span = slice(start, start + rows)
         self._rows = torch.arange(rows, device=device)
         self._positions = torch.tensor(positions, device=device)
-        self._keys = slab.kv[:, 0, :rows]
-        self._values = slab.kv[:, 1, :rows]
+        self._keys = slab.kv[:, 0, first : first + rows]
+        self._values = slab.kv[:, 1, first : first + rows]
         self._longest = longest
         self._mask = None if min(positions) + 1 == longest else _mask(slab, longest, self._positions)
 

@@ -14,7 +14,8 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,26 +159,34 @@ def _fitting(
     )
 
 
+class _Running(threading.local):
+    """The adapters of the forward pass that this thread runs, and the indices of their tokens."""
+
+    adapters: Sequence[tuple[Adapter, torch.Tensor]] = ()
+
+
 class AdapterHooks:
-    """Hooks that apply adapters to the layers of one model. Belongs to the thread that runs the model."""
+    """Hooks that apply adapters to the layers of one model."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._hooked: dict[str, torch.utils.hooks.RemovableHandle] = {}
-        self._step: list[tuple[Adapter, torch.Tensor]] = []
+        self._adding_hooks = threading.Lock()
+        self._running = _Running()
 
     @contextlib.contextmanager
     def using(self, tokens: Mapping[Adapter, list[int]], device: torch.device) -> Iterator[None]:
-        """Within this context the tokens at the given indices (0 to T - 1) run with these adapters, all others
-        without."""
-        for adapter in tokens:
-            for name in adapter.layers.keys() - self._hooked.keys():
-                self._hooked[name] = self._model.get_submodule(name).register_forward_hook(self._adding(name))
-        self._step = [(a, torch.tensor(places, device=device)) for a, places in tokens.items()]
+        """Within this context, in this thread, the tokens at the given indices (0 to T - 1) run with these adapters,
+        all others without."""
+        with self._adding_hooks:
+            for adapter in tokens:
+                for name in adapter.layers.keys() - self._hooked.keys():
+                    self._hooked[name] = self._model.get_submodule(name).register_forward_hook(self._adding(name))
+        self._running.adapters = [(a, torch.tensor(places, device=device)) for a, places in tokens.items()]
         try:
             yield
         finally:
-            self._step = []
+            self._running.adapters = ()
 
     def remove(self) -> None:
         for handle in self._hooked.values():
@@ -186,7 +195,7 @@ class AdapterHooks:
 
     def _adding(self, name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
         def hook(_: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            for adapter, places in self._step:
+            for adapter, places in self._running.adapters:
                 pair = adapter.layers.get(name)
                 if pair is not None:
                     a, b = pair

@@ -55,7 +55,8 @@ class TransformersEngine:
 
     ``kv_tokens`` is the total number of tokens whose keys and values are stored, for running sequences and for reuse
     (default: 262,144, or what fits a quarter of the memory). ``prefill_chunk`` is the number of tokens of new prompts
-    computed in one step, while decoding sequences wait. ``threads`` sets torch's threads, for the whole process.
+    computed in one step, while decoding sequences wait. ``threads`` sets torch's threads, for the whole process; they
+    compute parts of a step beside each other where that is faster.
     ``kernels``: the precision of linear layers on a CPU; the log-probs are those of what was computed. Layers with an
     adapter stay in float32. ``quantize``: the weights of linear layers, as in training with ``model.quantize``.
 

@@ -14,6 +14,7 @@ import pytest_asyncio
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from clawgym.engines import _crew  # noqa: E402
 from clawgym.engines.protocol import GenerateRequest, Sampling  # noqa: E402
 from clawgym.engines.tiny import make_tiny_model  # noqa: E402
 from clawgym.engines.transformers import TransformersEngine  # noqa: E402
@@ -194,7 +195,25 @@ async def test_a_module_shared_with_a_trainer(folders: list[Path]) -> None:
     assert model.config._attn_implementation == attention
 
 
-async def test_adapters_side_by_side(engine: TransformersEngine, plain: list[Any], lora: list[Any]) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_adapters_side_by_side(
+    folders: list[Path], plain: list[Any], lora: list[Any], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_crew, "WORTH", 1.0)  # so that steps of this small model are divided among the threads
+    divided: list[int] = []
+    run = _crew.Crew.map
+    monkeypatch.setattr(_crew.Crew, "map", lambda crew, do, parts: divided.append(len(parts)) or run(crew, do, parts))
+    before = torch.get_num_threads()
+    engine = TransformersEngine(folders[0], threads=threads)
+    try:
+        await adapters_side_by_side(engine, plain, lora)
+    finally:
+        await engine.aclose()
+        torch.set_num_threads(before)
+    assert max(divided, default=1) == threads
+
+
+async def adapters_side_by_side(engine: TransformersEngine, plain: list[Any], lora: list[Any]) -> None:
     for index, (folder, _) in enumerate(lora):
         await engine.load_adapter(f"a{index}", folder, 10 + index)
     assert engine.adapters == {"a0": 10, "a1": 11, "a2": 12}
