@@ -3,7 +3,8 @@
     python benchmarks/engine.py                          # a tiny random model: about three minutes on two cores
     python benchmarks/engine.py --hidden 512 --layers 8 --tokens 64     # a larger one, where arithmetic decides
     python benchmarks/engine.py --model FOLDER           # your own
-    python benchmarks/engine.py --model FOLDER --only kernels --kernels bfloat16 int8 --threads 2
+    python benchmarks/engine.py --model FOLDER --only kernels --kernels bfloat16 int8
+    python benchmarks/engine.py --model FOLDER --only threads --kernels bfloat16 --threads 2
     python benchmarks/engine.py --model FOLDER --only llama --llama PYTHON FILE.gguf --threads 2
 
 - even: every sequence samples the same number of tokens: the best case of ``generate``.
@@ -11,6 +12,8 @@
 - group: 8 samples of each of 8 long prompts, as GRPO asks for.
 - kernels: 64 of the mixed prompts at once, with linear layers in lower precision. Mismatch is the mean difference of
   the probability that the engine gives to its tokens from the one that the model in float32 gives them.
+- threads: the same prompts, where parts of a step are divided among ``--threads``, beside each operation divided among
+  them; in float32, and with each of ``--kernels``.
 - llama: the same prompts, beside the server of llama.cpp with as many places, in a Python of its own that has
   xllamacpp.
 - turns: conversations that grow turn by turn, with the earlier turns kept and, beside it, computed again each time.
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import statistics
 import subprocess
@@ -32,18 +36,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import torch
 import transformers
 
+from clawgym.engines import _crew
 from clawgym.engines.protocol import GenerateRequest, Sampling
 from clawgym.engines.tiny import make_tiny_model
 from clawgym.engines.transformers import TransformersEngine
 
 Work = list[tuple[list[int], int]]
 """Prompts, and how many tokens are sampled after each."""
-KINDS = ("even", "mixed", "kernels", "llama", "group", "turns")
+KINDS = ("even", "mixed", "kernels", "threads", "llama", "group", "turns")
 LLAMA = """
 import sys
 import xllamacpp
@@ -120,6 +126,22 @@ class Bench:
         self.engine = plain
         report(f"kernels: {len(work)} prompts, {kernels}", rates[kernels], "float32", rates["float32"])
         print(f"{'':44s} mismatch {mismatch:.2g}", flush=True)
+
+    def divided(self, kernels: Any, work: Work, batch: int) -> None:
+        """Beside the engine whose steps are not divided, which is measured in turns with it."""
+        plain, self.engine = self.engine, TransformersEngine(self.folder, dtype=torch.float32, kernels=kernels)
+        rates: dict[float, list[float]] = {_crew.WORTH: [], math.inf: []}
+        for round_ in range(self.rounds + 1):
+            for worth, found in rates.items():
+                self.forget()
+                with mock.patch.object(_crew, "WORTH", worth):
+                    one = rate(lambda: asyncio.run(self.ours(work, batch)))
+                if round_:
+                    found.append(one)
+        asyncio.run(self.engine.aclose())
+        self.engine = plain
+        steps, operations = rates.values()
+        report(f"threads: {len(work)} prompts, {kernels}", steps, "operations", operations)
 
     async def mismatch(self, work: Work) -> float:
         apart: list[float] = []
@@ -259,6 +281,8 @@ def main() -> None:
                 bench.compare(f"mixed: {3 * batch} prompts, batch {batch}", work, batch)
         for kernels in chosen.kernels if "kernels" in wanted else ():
             bench.rounded(kernels, work[:64], 64)
+        for kernels in ("float32", *chosen.kernels) if "threads" in wanted and chosen.threads > 1 else ():
+            bench.divided(kernels, work[:64], 64)
         if chosen.llama and "llama" in wanted:
             bench.llama(*chosen.llama, work[:64], 64)
         prompts = [bench.prompt(rng, 600) for _ in range(8)]
