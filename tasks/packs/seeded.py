@@ -63,8 +63,6 @@ class Generator(Generic[D]):
     level: int
     """Difficulty, from 1 (easiest)."""
     draft: Callable[[random.Random], D]
-    summary: str
-    """First line of the docstring of :attr:`draft`."""
 
     def task_id(self, seed: int) -> str:
         """Return the id of the task for ``seed``, such as ``write-word-h0001``; ``t`` or ``h`` is the split."""
@@ -84,10 +82,10 @@ class Generator(Generic[D]):
 def generator(
     name: str, *, family: str, level: int, into: dict[str, Generator[D]]
 ) -> Callable[[Callable[[random.Random], D]], Callable[[random.Random], D]]:
-    """Register the decorated function in ``into`` under ``name``; its docstring is the summary."""
+    """Register the decorated function in ``into`` under ``name``."""
 
     def register(draft: Callable[[random.Random], D]) -> Callable[[random.Random], D]:
-        into[name] = Generator(name, family, level, draft, (draft.__doc__ or "").partition("\n")[0])
+        into[name] = Generator(name, family, level, draft)
         return draft
 
     return register

@@ -259,9 +259,7 @@ def test_errors_say_what_to_do() -> None:
         pack.load("test")  # type: ignore[arg-type]
     with pytest.raises(TaskError, match="negative"):
         pack.make("csv-join", -1)
-    fixed = seeded.Generator(
-        "fixed", "files", 1, lambda rng: _build.TerminalDraft("same", {}, "", {}, check="pass"), ""
-    )
+    fixed = seeded.Generator("fixed", "files", 1, lambda rng: _build.TerminalDraft("same", {}, "", {}, check="pass"))
     with pytest.raises(TaskError, match="do not vary"):
         [_build.build(fixed, seed) for seed in (0, 1)]
 
