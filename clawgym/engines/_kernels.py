@@ -50,7 +50,12 @@ def adds_int8_exactly() -> bool:
 def _bfloat16(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
     rounded = weight.bfloat16()
     added = None if bias is None else bias.detach().bfloat16()
-    return lambda x: linear(x.bfloat16(), rounded, added).float()
+    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return lambda x: linear(x.bfloat16(), rounded, added).float()
+    # linear would bring the weights into the order of the matrix instructions again in each call.
+    ordered = torch.ops.mkldnn._reorder_linear_weight(rounded, None)
+    run = torch.ops.mkldnn._linear_pointwise
+    return lambda x: run(x.bfloat16(), ordered, added, "none", [], "").float()
 
 
 def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:

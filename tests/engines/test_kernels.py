@@ -17,7 +17,7 @@ from pydantic import ValidationError
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from clawgym.engines._kernels import adds_int8_exactly  # noqa: E402
+from clawgym.engines._kernels import adds_int8_exactly, linear_in  # noqa: E402
 from clawgym.engines.tiny import make_tiny_model  # noqa: E402
 from clawgym.engines.transformers import TransformersEngine, transformers_engine  # noqa: E402
 from clawgym.errors import EngineError  # noqa: E402
@@ -99,6 +99,19 @@ async def test_log_probs_are_those_of_the_rounded_model(folder: Path, kernels: A
         assert apart(reference, prompts[1], got) < APART[kernels]
     finally:
         await engine.aclose()
+
+
+@pytest.mark.parametrize("rows", [1, 9, 600])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_layer_in_bfloat16_is_its_definition(rows: int, biased: bool) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((rows, 96), (40, 96), (40,)))
+    layer = torch.nn.Linear(96, 40)
+    layer.weight.data, layer.bias.data = weight, bias if biased else torch.zeros(40)
+    want = Rounded(layer, "bfloat16")(x).double() + (bias.bfloat16().double() if biased else 0)
+    got = linear_in("bfloat16")(x, weight, bias if biased else None)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), want, rtol=0.01, atol=0.1)
 
 
 def test_kernels_are_refused_where_there_are_none(folder: Path) -> None:
