@@ -12,8 +12,8 @@
 - group: 8 samples of each of 8 long prompts, as GRPO asks for.
 - kernels: 64 of the mixed prompts at once, with linear layers in lower precision. Mismatch is the mean difference of
   the probability that the engine gives to its tokens from the one that the model in float32 gives them.
-- threads: the same prompts, where parts of a step are divided among ``--threads``, beside each operation divided among
-  them; in float32, and with each of ``--kernels``.
+- threads: the mixed prompts, 64 at a time, where parts of a step are divided among ``--threads``, beside each operation
+  divided among them; in float32, and with each of ``--kernels``.
 - llama: the same prompts, beside the server of llama.cpp with as many places, in a Python of its own that has
   xllamacpp.
 - turns: conversations that grow turn by turn, with the earlier turns kept and, beside it, computed again each time.
@@ -282,7 +282,7 @@ def main() -> None:
         for kernels in chosen.kernels if "kernels" in wanted else ():
             bench.rounded(kernels, work[:64], 64)
         for kernels in ("float32", *chosen.kernels) if "threads" in wanted and chosen.threads > 1 else ():
-            bench.divided(kernels, work[:64], 64)
+            bench.divided(kernels, work, 64)
         if chosen.llama and "llama" in wanted:
             bench.llama(*chosen.llama, work[:64], 64)
         prompts = [bench.prompt(rng, 600) for _ in range(8)]
