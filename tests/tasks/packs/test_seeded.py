@@ -43,4 +43,4 @@ def test_form(golden: str, pack: ModuleType, name: str) -> None:
         "seed": 1,
     }
     assert generator.level in range(1, 6)
-    assert generator.summary.endswith(".")
+    assert (generator.draft.__doc__ or "").partition("\n")[0].endswith(".")
