@@ -149,6 +149,8 @@ class RunningBatch(Generic[_S]):
         buffer = self._with_memory(sequence, lambda: self._shape.buffer(capacity))
         for index, block in enumerate(blocks):
             buffer[:, :, :, index * BLOCK : (index + 1) * BLOCK].copy_(block)
+        if adapter is not None:
+            self.hooks.add(adapter)
         sequence.buffer, sequence.adapter, sequence.root = buffer, adapter, root
         sequence.length = sequence.cached = cached
         self._computing.append(sequence)

@@ -1,8 +1,8 @@
 """Threads that compute parts of a step beside each other, on a CPU.
 
-With several threads torch divides each operation among them. A small model has some hundred operations in a step, most
-of them too short for that. So a step with enough tokens is divided instead, and each thread runs the whole forward pass
-of its part.
+With several threads torch divides each operation among them. A small model has many operations in a step, most of them
+too short for that. So a step with enough tokens is divided instead, and each thread runs the whole forward pass of its
+part.
 """
 
 from __future__ import annotations

@@ -171,17 +171,17 @@ class AdapterHooks:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._hooked: dict[str, torch.utils.hooks.RemovableHandle] = {}
-        self._adding_hooks = threading.Lock()
         self._running = _Running()
+
+    def add(self, adapter: Adapter) -> None:
+        """Hook the layers of ``adapter``; not during a forward pass."""
+        for name in adapter.layers.keys() - self._hooked.keys():
+            self._hooked[name] = self._model.get_submodule(name).register_forward_hook(self._adding(name))
 
     @contextlib.contextmanager
     def using(self, tokens: Mapping[Adapter, list[int]], device: torch.device) -> Iterator[None]:
         """Within this context, in this thread, the tokens at the given indices (0 to T - 1) run with these adapters,
-        all others without."""
-        with self._adding_hooks:
-            for adapter in tokens:
-                for name in adapter.layers.keys() - self._hooked.keys():
-                    self._hooked[name] = self._model.get_submodule(name).register_forward_hook(self._adding(name))
+        which were added, and all others without."""
         self._running.adapters = [(a, torch.tensor(places, device=device)) for a, places in tokens.items()]
         try:
             yield
