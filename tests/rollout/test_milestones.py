@@ -105,8 +105,9 @@ async def test_live_tasks_and_unasked_episodes_have_no_progress(backend: Backend
 
 async def test_agent_sees_nothing_of_the_measurements(backend: Backend) -> None:
     """Neither files nor processes; and its own stay as they are."""
-    look = "ps -e -o args= | sort; find / -xdev -newer /etc/hostname -name '*check*' 2>/dev/null; jobs"
-    start = "sleep 100 & mkdir output; exec 9> output/sum.txt"
+    processes = 'seen=$(ps -e -o args=); sort <<< "$seen"'  # ps beside sort may show it before it is executed
+    look = f"{processes}; find / -xdev -newer /etc/hostname -name '*check*' 2>/dev/null; jobs"
+    start = "sleep 100 & until grep -q sleep /proc/$!/comm; do :; done; mkdir output; exec 9> output/sum.txt"
     shown = []
     for asked in (False, True):
         answers = [Completion("", (ToolCall(f"c{n}", "bash", {"command": c}),)) for n, c in enumerate((start, look))]
