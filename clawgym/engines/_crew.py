@@ -40,9 +40,12 @@ class Crew:
         return max(1, min(most, int(tokens * self._size / WORTH), round(tokens / longest)))
 
     def map(self, do: Callable[[_A], _B], items: Sequence[_A]) -> list[_B]:
-        """``do`` with each item, beside each other, in inference mode. Raises what ``do`` raises, after all ended."""
+        """``do`` with each item, beside each other, in inference mode. There are no more items than torch has threads.
+
+        Raises what ``do`` raises, after all ended.
+        """
         own = torch.get_num_threads()
-        pool = self._pool(own, max(1, own // len(items)))
+        pool = self._pool(own, own // len(items))
 
         def run(item: _A) -> _B:
             with torch.inference_mode():
@@ -62,8 +65,7 @@ class Crew:
         """Threads in which torch uses ``each`` threads, and together ``own``."""
         if each not in self._pools:
             count = own // each
-            self._pools[each] = pool = ThreadPoolExecutor(count, "clawgym-forward")
-            together = threading.Barrier(count + 1)
+            pool, together = ThreadPoolExecutor(count, "clawgym-forward"), threading.Barrier(count + 1)
 
             def begin() -> None:
                 # This sets the number for the thread that calls it, and for all that have not used torch yet.
@@ -71,8 +73,15 @@ class Crew:
                 torch.set_num_threads(each)
                 together.wait()
 
-            for _ in range(count):
-                pool.submit(begin)
-            together.wait()
-            torch.set_num_threads(own)
+            try:
+                for _ in range(count):
+                    pool.submit(begin)
+                together.wait()
+            except BaseException:  # a thread could not be started: those that wait for it must end
+                together.abort()
+                pool.shutdown()
+                raise
+            finally:
+                torch.set_num_threads(own)
+            self._pools[each] = pool
         return self._pools[each]

@@ -78,7 +78,7 @@ def test_an_error_is_raised_after_all_parts_have_ended(crew: Crew) -> None:
         together.wait()
         if fails:
             raise MemoryError("here")
-        time.sleep(0.05)
+        time.sleep(0.05)  # in which an error that does not wait would be raised
         ended.append(True)
 
     with pytest.raises(MemoryError, match="here"):
@@ -92,3 +92,20 @@ def test_closing_ends_the_threads() -> None:
     assert threading.active_count() == before + 3
     crew.close()
     assert threading.active_count() == before
+
+
+def test_a_thread_that_cannot_be_started_leaves_none(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, start = threading.active_count(), threading.Thread.start
+
+    def start_one(thread: threading.Thread) -> None:
+        if threading.active_count() > before:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        crew.map(str, [1, 2])
+    assert threading.active_count() == before
+    assert torch.get_num_threads() == 3
+    monkeypatch.undo()
+    assert crew.map(str, [1, 2]) == ["1", "2"]
