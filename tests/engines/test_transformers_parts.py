@@ -94,6 +94,28 @@ def test_rare_ids_of_a_large_vocabulary_are_reached() -> None:
         assert ids == [token]
 
 
+@settings(deadline=None)
+@given(
+    size=st.sampled_from([2, 63, 64, 65, 128, 500]),
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([0.0, 1.0, 10.0, 60.0]),
+    impossible=st.sampled_from([0.0, 0.5, 0.99]),
+    uniform=st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1 - 2**-53])),
+)
+def test_the_id_is_where_the_running_sum_exceeds_the_number(
+    size: int, seed: int, scale: float, impossible: float, uniform: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    row = scale * torch.randn(size, generator=generator)
+    row[1:][torch.rand(size - 1, generator=generator) < impossible] = -math.inf
+    (token,), (logprob,) = sample(row[None], [1.0], [0], [1.0], [uniform])
+    weights = row.double().softmax(-1)
+    running = weights.cumsum(-1)
+    assert weights[token] > 0
+    assert running[token] - weights[token] - 1e-6 <= uniform <= running[token] + 1e-6
+    assert logprob == pytest.approx(float(weights[token].log()), abs=1e-4)
+
+
 def test_rows_do_not_mix() -> None:
     torch.manual_seed(0)
     rows = torch.randn(6, 50)
