@@ -7,17 +7,20 @@ only if its results agree with the module when the model is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import rms_norm
+from transformers.activations import SiLUActivation
 
-from clawgym.engines._kernels import Kernels, linear_in
+from clawgym.engines._kernels import Kernels, Weights, kernel_of
 from clawgym.engines._slots import Plan
 
 __all__ = ["Lean"]
 
+_SILU = (nn.SiLU, SiLUActivation)
 _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
@@ -26,9 +29,11 @@ class Lean:
 
     def __init__(self, model: Any, window: int, kernels: Kernels = "float32") -> None:
         inner = model.model
-        self._compute = linear_in(kernels)
+        self._kernel = kernel_of(kernels)
         self._layers = list(inner.layers)
         self._embed, self._norm, self._head = inner.embed_tokens, inner.norm, model.lm_head
+        self.kv_dtype = torch.bfloat16 if kernels == "bfloat16" else self._embed.weight.dtype
+        """Of keys and values. Attention is computed in it."""
         attention = self._layers[0].self_attn
         self._head_dim: int = attention.head_dim
         self._scale: float = attention.scaling
@@ -54,29 +59,50 @@ class Lean:
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, ends: torch.Tensor, plan: Plan) -> torch.Tensor:
         """A :data:`~clawgym.engines.load.Run`."""
         dim, half = self._head_dim, self._head_dim // 2
-        cos, sin, linear = self._cos[positions], self._sin[positions], self._linear
+        cos, sin = self._cos[positions], self._sin[positions]
+        low, high = sin[..., :half], sin[..., half:]
         x = self._embed(ids)
         for number, layer in enumerate(self._layers):
-            attention, mlp = layer.self_attn, layer.mlp
-            h = _norm(layer.input_layernorm, x)
-            q = linear(attention.q_proj, h).unflatten(-1, (-1, dim))
-            k = linear(attention.k_proj, h).unflatten(-1, (-1, dim))
-            v = linear(attention.v_proj, h).unflatten(-1, (-1, dim))
+            attention = layer.self_attn
+            projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+            q, k, v = (
+                out.unflatten(-1, (-1, dim)) for out in self._linears(projections, _norm(layer.input_layernorm, x))
+            )
             if "q_norm" in attention._modules:
                 q, k = _norm(attention.q_norm, q), _norm(attention.k_norm, k)
             heads = q.shape[1]
             both = torch.cat([q, k], 1)
-            both = torch.addcmul(both * cos, torch.cat([both[..., half:], both[..., :half]], -1), sin).transpose(0, 1)
-            out = plan.attend(number, both[None, :heads], both[None, heads:], v.transpose(0, 1)[None], self._scale)
-            x = x + linear(attention.o_proj, out[0].flatten(1))
-            h = _norm(layer.post_attention_layernorm, x)
-            x = x + linear(mlp.down_proj, mlp.act_fn(linear(mlp.gate_proj, h)) * linear(mlp.up_proj, h))
-        return linear(self._head, _norm(self._norm, x[ends]))
+            turned = both * cos
+            turned[..., :half].addcmul_(both[..., half:], low)
+            turned[..., half:].addcmul_(both[..., :half], high)
+            turned, v = turned.transpose(0, 1).to(self.kv_dtype), v.transpose(0, 1).to(self.kv_dtype)
+            out = plan.attend(number, turned[None, :heads], turned[None, heads:], v[None], self._scale)
+            x = x + self._linears([attention.o_proj], out[0].flatten(1))[0]
+            x = x + self._mlp(layer.mlp, _norm(layer.post_attention_layernorm, x))
+        return self._linears([self._head], _norm(self._norm, x[ends]))[0]
 
-    def _linear(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        if type(module) is nn.Linear and not module._forward_hooks:
-            return self._compute(x, module._parameters["weight"], module._parameters["bias"])  # type: ignore[arg-type]
-        return module(x[None])[0]  # a layer with an adapter
+    def _mlp(self, mlp: Any, x: torch.Tensor) -> torch.Tensor:
+        parts = [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        gate, up, down = (_plain(part) for part in parts)
+        if gate and up and down and type(mlp.act_fn) in _SILU:
+            return self._kernel.gated(self._kernel.operand(x), gate, up, down)
+        both = self._linears(parts[:2], x)
+        return self._linears(parts[2:], mlp.act_fn(both[0]) * both[1])[0]
+
+    def _linears(self, modules: Sequence[nn.Module], x: torch.Tensor) -> list[torch.Tensor]:
+        """Each of the layers of ``x``, in the dtype of the model."""
+        operand, dtype = self._kernel.operand(x), self._embed.weight.dtype
+        return [
+            self._kernel.linear(operand, weights) if (weights := _plain(module)) else module(x[None].to(dtype))[0]
+            for module in modules
+        ]
+
+
+def _plain(module: nn.Module) -> Weights | None:
+    """The weights of a linear layer without an adapter."""
+    if type(module) is nn.Linear and not module._forward_hooks:
+        return module._parameters["weight"], module._parameters["bias"]  # type: ignore[return-value]
+    return None
 
 
 def _norm(module: Any, x: torch.Tensor) -> torch.Tensor:

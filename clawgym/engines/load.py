@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -224,6 +225,7 @@ def _try_out(model: Any, layers: int, window: int, what: str, kernels: Kernels) 
             )
         if kernels == "int8" and not adds_int8_exactly():
             raise EngineError("kernels=int8: sums of int8 overflow on this CPU, which has no VNNI: use bfloat16")
+        shape = replace(shape, dtype=lean.kv_dtype)
         if wrong := rounding_exceeded(torch.bfloat16, _in_pieces(lean, shape, first, second), plain, alone):
             raise EngineError(f"kernels={kernels}: {what}: {wrong}: use float32")
         return lean, shape

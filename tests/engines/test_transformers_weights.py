@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from clawgym.engines import _crew  # noqa: E402
+from clawgym.engines._kernels import adds_int8_exactly  # noqa: E402
 from clawgym.engines.protocol import GenerateRequest, Sampling  # noqa: E402
 from clawgym.engines.tiny import make_tiny_model  # noqa: E402
 from clawgym.engines.transformers import TransformersEngine  # noqa: E402
@@ -229,6 +230,22 @@ async def adapters_side_by_side(engine: TransformersEngine, plain: list[Any], lo
     for name, got in zip(names, again, strict=False):
         assert got.cached == 48
         assert_exact(models[name], PROMPT, got)
+
+
+@pytest.mark.parametrize("kernels", ["bfloat16", "int8"])
+async def test_layers_with_an_adapter_beside_rounded_ones(folders, lora, kernels: Any) -> None:
+    if kernels == "int8" and not adds_int8_exactly():
+        pytest.skip("this CPU has no VNNI")
+    engine = TransformersEngine(folders[0], kernels=kernels)
+    try:
+        for index, (folder, model) in enumerate(lora):
+            await engine.load_adapter(f"a{index}", folder, 1)
+            got = await sampled(engine, PROMPT, max_tokens=20, adapter=f"a{index}")
+            rows = log_softmax(model, [*PROMPT, *got.ids])[len(PROMPT) - 1 : -1]
+            want = rows.gather(1, torch.tensor(got.ids)[:, None])[:, 0]
+            assert 1e-5 < float((want - torch.tensor(got.logprobs)).abs().mean()) < 0.1
+    finally:
+        await engine.aclose()
 
 
 async def test_an_adapter_is_replaced_while_it_runs(engine: TransformersEngine, lora: list[Any]) -> None:
