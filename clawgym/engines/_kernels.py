@@ -18,7 +18,7 @@ Kernels = Literal["float32", "bfloat16", "int8"]
 """``int8``: the weights of each output channel, and the activations of each token, are multiples of 1/127 of the
 largest of them."""
 Weights = tuple[torch.Tensor, torch.Tensor | None]
-"""Weight (out, in) and bias (out,) of a linear layer, float32."""
+"""Weight (out, in) and bias (out,) of a linear layer."""
 
 
 def kernel_of(kernels: Kernels) -> Kernel:
@@ -27,18 +27,18 @@ def kernel_of(kernels: Kernels) -> Kernel:
 
 
 class Kernel:
-    """Computes linear layers, in float32."""
+    """Computes linear layers, in the dtype of their weights."""
 
     def operand(self, x: torch.Tensor) -> Any:
         """Activations (T, in) as :meth:`linear` takes them, for any number of layers."""
         return x
 
     def linear(self, operand: Any, weights: Weights) -> torch.Tensor:
-        """(T, out), float32."""
+        """(T, out), in the dtype of the weights."""
         return linear(operand, *weights)
 
     def gated(self, operand: Any, gate: Weights, up: Weights, down: Weights) -> torch.Tensor:
-        """(T, out), float32: the layer ``down`` of silu(gate) * up."""
+        """(T, out), in the dtype of the weights: the layer ``down`` of silu(gate) * up."""
         product = silu(self.linear(operand, gate), inplace=True).mul_(self.linear(operand, up))
         return self.linear(self.operand(product), down)
 

@@ -57,8 +57,8 @@ class TransformersEngine:
     (default: 262,144, or what fits a quarter of the memory). ``prefill_chunk`` is the number of tokens of new prompts
     computed in one step, while decoding sequences wait. ``threads`` sets torch's threads, for the whole process; they
     compute parts of a step beside each other where that is faster.
-    ``kernels``: the precision of linear layers on a CPU; the log-probs are those of what was computed. Layers with an
-    adapter stay in float32. ``quantize``: the weights of linear layers, as in training with ``model.quantize``.
+    ``kernels``: the precision of linear layers on a CPU, and with ``bfloat16`` of attention, keys and values; the
+    log-probs are those of what was computed. Layers with an adapter stay in float32. ``quantize``: the weights of linear layers, as in training with ``model.quantize``.
 
     Raises :class:`~clawgym.errors.EngineError` if the model cannot be loaded, or is of a kind that would not be
     sampled exactly (sliding windows, recurrent layers, positions that depend on the length).
@@ -302,8 +302,8 @@ def transformers_engine(
         device: torch device; by default a GPU if there is one.
         dtype: by default float32 on a CPU, the model's own on a GPU.
         context_window: most tokens of prompt and reply; by default the model's maximum.
-        kernels: precision of the linear layers of a float32 model on a CPU: lower is faster, and samples from a
-            slightly different policy, whose own log-probs are given.
+        kernels: precision of the linear layers of a float32 model on a CPU, and with bfloat16 of attention: lower is
+            faster, and samples from a slightly different policy, whose own log-probs are given.
         quantize: 4bit: the weights of linear layers as NF4, by bitsandbytes.
     """
     if sees(model):
