@@ -384,7 +384,8 @@ def _of_logits(
     head = base_of(model).get_output_embeddings()
 
     def call(hidden: torch.Tensor, *others: torch.Tensor) -> Any:
-        return function(head(hidden).float() / temperature, *others)
+        logits = head(hidden).float()
+        return function(logits if temperature == 1 else logits / temperature, *others)
 
     step = max(1, MAX_LOGITS // head.weight.shape[0])
     for start in range(0, max(1, len(hidden)), step):
