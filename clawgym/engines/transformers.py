@@ -58,7 +58,8 @@ class TransformersEngine:
     computed in one step, while decoding sequences wait. ``threads`` sets torch's threads, for the whole process; they
     compute parts of a step beside each other where that is faster.
     ``kernels``: the precision of linear layers on a CPU, and with ``bfloat16`` of attention, keys and values; the
-    log-probs are those of what was computed. Layers with an adapter stay in float32. ``quantize``: the weights of linear layers, as in training with ``model.quantize``.
+    log-probs are those of what was computed. Layers with an adapter stay in float32. ``quantize``: the weights of
+    linear layers, as in training with ``model.quantize``.
 
     Raises :class:`~clawgym.errors.EngineError` if the model cannot be loaded, or is of a kind that would not be
     sampled exactly (sliding windows, recurrent layers, positions that depend on the length).
