@@ -80,11 +80,12 @@ class _BFloat16(_Rounded):
             # linear would bring the weights into the order of the matrix instructions again in each call.
             ordered, run = torch.ops.mkldnn._reorder_linear_weight(rounded, None), torch.ops.mkldnn._linear_pointwise
             return lambda x, then="none": run(x, ordered, added, then, [], "")
-        return lambda x, then="none": (linear if then == "none" else _swish)(x, rounded, added)
 
+        def plain(x: torch.Tensor, then: str = "none") -> torch.Tensor:
+            out = linear(x, rounded, added)
+            return silu(out, inplace=True) if then == "swish" else out
 
-def _swish(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return silu(linear(x, weight, bias), inplace=True)
+        return plain
 
 
 class _Int8(_Rounded):

@@ -126,6 +126,7 @@ async def test_log_probs_are_those_of_the_rounded_model(folder: Path, kernels: A
         results = await asyncio.gather(*(sampled(engine, p, max_tokens=30) for p in prompts))
         for prompt, got in zip(prompts, results, strict=True):
             assert apart(reference, prompt, got) < APART[kernels]
+            assert apart(plain, prompt, got) > apart(reference, prompt, got)
         short = await sampled(engine, [1], max_tokens=6)
         assert apart(reference, [1], short) < 1e-4
         assert apart(plain, [1], short) > 1e-3

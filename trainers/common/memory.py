@@ -135,6 +135,7 @@ def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
 
     Vision models need more: what they make of pixels is left out."""
     size = 4 if config.model.dtype == "float32" else 2
+    cached = 2 if config.compute.kernels == "bfloat16" else size
     lora = config.model.lora is not None
     few = shape.linear if config.model.quantize else 0
     trained = shape.adapters or shape.weights
@@ -150,7 +151,7 @@ def estimate(shape: ModelShape, config: TrainConfig) -> MemoryEstimate:
         "weights of the initial policy": shape.weights * size if config.algorithm.kl and not lora else 0,
         "float32 copies of the weights": trained * 4 * copies,
         "moments of AdamW": trained * 8,
-        _KEPT: _kept_tokens(shape, config, device) * _token_bytes(shape, config),
+        _KEPT: _kept_tokens(shape, size, cached, device) * _token_bytes(shape, cached),
         "gradients": trained * own,
         "float32 gradients": trained * 4 * copies,
         "activations that are kept": kept,
@@ -210,18 +211,16 @@ def _tokens(config: TrainConfig) -> int:
     return max(config.compute.micro_tokens, config.model.context_window or 0)
 
 
-def _token_bytes(shape: ModelShape, config: TrainConfig) -> int:
-    """Bytes of one token's keys and values."""
-    lower = config.model.dtype != "float32" or config.compute.kernels == "bfloat16"
-    return 2 * shape.key * shape.layers * (2 if lower else 4)
+def _token_bytes(shape: ModelShape, cached: int) -> int:
+    """Bytes of one token's keys and values, of ``cached`` bytes a number."""
+    return 2 * shape.key * shape.layers * cached
 
 
-def _kept_tokens(shape: ModelShape, config: TrainConfig, device: torch.device) -> int:
+def _kept_tokens(shape: ModelShape, size: int, cached: int, device: torch.device) -> int:
     """Most tokens whose keys and values the engine in this process keeps: it fills what it is given.
 
     It takes a quarter of the free memory of the device, which is only known for a device of this machine."""
     if device.type == "cuda" and not torch.cuda.is_available():
         return KEPT_TOKENS
-    weights = shape.weights * (4 if config.model.dtype == "float32" else 2)
-    free = memory_of_device(device) - (weights if device.type == "cuda" else 0)
-    return max(1, min(KEPT_TOKENS, free // 4 // _token_bytes(shape, config)))
+    free = memory_of_device(device) - (shape.weights * size if device.type == "cuda" else 0)
+    return max(1, min(KEPT_TOKENS, free // 4 // _token_bytes(shape, cached)))

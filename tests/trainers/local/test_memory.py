@@ -80,6 +80,16 @@ PEAKS = {"0.6B": (14, 5), "1.7B": (36, 9), "4B": (80, 17), "8B": (164, 29)}
 """GB without keys and values, with all weights and with LoRA, as in docs/results/training.md."""
 
 
+def test_keys_and_values_of_bfloat16_kernels_take_half(folder: Path) -> None:
+    kept = {}
+    for kernels in ("float32", "bfloat16", "int8"):
+        config = TrainConfig.model_validate(
+            {"name": "x", "model": {"path": str(folder)}, "compute": {"kernels": kernels}}
+        )
+        kept[kernels] = estimate(ModelShape.of(config.model, folder), config).items["keys and values of rollouts"]
+    assert kept["int8"] == kept["float32"] == 2 * kept["bfloat16"]
+
+
 @pytest.mark.parametrize("name", QWEN3)
 def test_estimate_of_qwen3(name: str, tmp_path: Path) -> None:
     from transformers import Qwen3Config
