@@ -42,13 +42,16 @@ def state_dir() -> Path:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock the file and return its descriptor; None if it is locked or was just removed. The kernel unlocks at exit."""
+    """Lock the file and return its descriptor; None if it is locked, or was just removed or moved.
+
+    The kernel unlocks it at exit.
+    """
     import fcntl  # not on every platform, and only needed on Linux
 
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_nlink:
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
             return fd
     except OSError:
         pass
@@ -66,14 +69,14 @@ def claim(scratch: Path) -> int:
         OSError: the folder cannot be made or locked.
     """
     for _ in range(100):
-        scratch.mkdir(exist_ok=True)
         try:
+            scratch.mkdir(exist_ok=True)
             held = _lock(scratch / "lock")
-        except FileNotFoundError:
+        except (FileExistsError, FileNotFoundError):
             held = None
         if held is not None:
             return held
-        time.sleep(0.01)  # reap() removed the folder before it was locked
+        time.sleep(0.01)  # reap() took the folder before it was locked
     raise OSError(errno.EAGAIN, "cannot be locked", str(scratch))
 
 
@@ -170,12 +173,16 @@ def _discard(state: Path, folder: Path, end: float) -> None:
     try:
         remove_tree(folder, max(0.5, end - time.monotonic()))
     except OSError:
-        aside = state / _ASIDE
         try:
-            aside.mkdir(mode=0o700, exist_ok=True)
-            folder.rename(aside / folder.name)
+            _move_aside(state, folder)
         except OSError:
             pass  # the next start tries again
+
+
+def _move_aside(state: Path, folder: Path) -> None:
+    aside = state / _ASIDE
+    aside.mkdir(mode=0o700, exist_ok=True)
+    folder.rename(aside / folder.name)
 
 
 def left_over(state: Path) -> list[Path]:
@@ -237,8 +244,10 @@ def reap(state: Path, seconds: float = _REAP_SECONDS) -> list[str]:
         if fd is None:
             continue
         try:
-            if folder.parent == state:  # the owner died while it made the folder
-                _discard(state, folder, end)
+            if folder.parent == state:
+                # Its owner died while it made the folder, or has not locked it yet and tries again. So it is moved at
+                # once: removed in place, the folder of the second try could be emptied.
+                _move_aside(state, folder)
             else:
                 clear(state, folder.name, Cgroups(folder.name, _cgroups_of(folder)), end - time.monotonic())
                 dead.append(folder.name)
