@@ -4,8 +4,9 @@ The log-probability is log softmax(logits / temperature) over the whole vocabula
 temperature 0 the most likely id is taken, with its log-probability at temperature 1.
 
 The sampled id is a function of the row's logits and its uniform number (inverse transform sampling: the first id where
-the cumulative probability exceeds the number). So other rows of the batch affect it by rounding only. The cumulative
-probabilities are those of blocks of ids, and then those inside of one block: whole rows in float64 would take longer.
+the cumulative probability exceeds the number). So other rows of the batch affect it by rounding only. In a large
+vocabulary the cumulative probabilities are those of blocks of ids, and then those inside of one block: whole rows in
+float64 would take longer.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from torch.nn.functional import pad
 
 __all__ = ["sample"]
 
-BLOCK = 64
+_BLOCK = 64
 """Number of ids; the sizes of most vocabularies are multiples."""
+_LARGE = 1024
+"""Vocabularies from this size on are searched in blocks."""
+_CANDIDATES = 1024
+"""So many of the most likely ids are ordered at first, to find the nucleus of top-p."""
 
 
 def sample(
@@ -39,16 +44,11 @@ def sample(
         z = z / torch.tensor([t or 1.0 for t in temperature], device=device)[:, None]
     top = z.amax(-1, keepdim=True)
     weights = (z - top).exp_()
-    blocks, running = _in_blocks(weights)
-    total = running[:, -1:]
+    share = torch.tensor(uniform, dtype=torch.float64, device=device)[:, None]
+    ids, total = _drawn(weights, share)
     cut = [i for i, (k, p) in enumerate(zip(top_k, top_p, strict=True)) if (k or p < 1.0) and temperature[i]]
     if cut:
-        weights[cut] = _cut(weights[cut], [top_k[i] for i in cut], [top_p[i] for i in cut])
-        blocks, running = _in_blocks(weights)
-    at = torch.tensor(uniform, dtype=torch.float64, device=device)[:, None] * running[:, -1:]
-    block, at = _first_above(running, at)
-    inside = blocks.gather(1, block[..., None].expand(-1, -1, blocks.shape[-1]))[:, 0].cumsum(-1, dtype=torch.float64)
-    ids = block * blocks.shape[-1] + _first_above(inside, at)[0]
+        ids[cut] = _drawn(_cut(weights[cut], [top_k[i] for i in cut], [top_p[i] for i in cut]), share[cut])[0]
     if not all(temperature):
         greedy = torch.tensor([not t for t in temperature], device=device)[:, None]
         ids = torch.where(greedy, z.argmax(-1, keepdim=True), ids)
@@ -57,39 +57,53 @@ def sample(
     return ids[:, 0].tolist(), logprobs[:, 0].tolist()
 
 
-def _in_blocks(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``weights`` (N, V) as (N, B, 64), filled up with 0, and the running sums of the blocks, (N, B) in float64.
-
-    A sum of positive numbers in float32 is as exact as they are; running sums of many would lose rare ids.
-    """
-    if missing := -weights.shape[-1] % BLOCK:
+def _drawn(weights: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first ids where the running sum of ``weights`` (N, V) exceeds ``share`` of the sum, and the sum: (N, 1)."""
+    if weights.shape[-1] < _LARGE:
+        running = weights.cumsum(-1, dtype=torch.float64)
+        whole = running[:, -1:]
+        return _first_above(running, share * whole), whole
+    if missing := -weights.shape[-1] % _BLOCK:
         weights = pad(weights, (0, missing))
-    blocks = weights.unflatten(-1, (-1, BLOCK))
-    return blocks, blocks.sum(-1).cumsum(-1, dtype=torch.float64)
+    blocks = weights.unflatten(-1, (-1, _BLOCK))
+    # A sum of positive numbers in float32 is as exact as they are; running sums of many would lose rare ids.
+    running = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
+    whole = running[:, -1:]
+    at = _below(share * whole, whole)
+    block = _first_above(running, at)
+    inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
+    return block * _BLOCK + _first_above(inside, at - pad(running, (1, 0)).gather(1, block)), whole
 
 
-def _first_above(running: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first place where ``running`` (N, M) exceeds ``at`` (N, 1), both (N, 1), and ``at`` less what is before it.
+def _below(at: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+    """``at``, or the number before ``end`` if rounding brought it there."""
+    return torch.minimum(at, torch.nextafter(end, torch.zeros_like(end)))
 
-    ``at`` that is not below the end, where rounding brought it, is taken as the number before the end.
-    """
-    end = running[:, -1:]
-    at = torch.minimum(at, torch.nextafter(end, torch.zeros_like(end)))
-    place = torch.searchsorted(running, at, right=True).clamp_(max=running.shape[-1] - 1)  # at the end only with NaN
-    return place, at - pad(running, (1, 0)).gather(1, place)
+
+def _first_above(running: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """The first place where ``running`` (N, M) exceeds ``at``, (N, 1). With NaN it may be M - 1."""
+    at = _below(at, running[:, -1:])
+    return torch.searchsorted(running, at, right=True).clamp_(max=running.shape[-1] - 1)
 
 
 def _cut(weights: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> torch.Tensor:
-    """``weights`` (N, V), set to 0 outside of the ``top_k`` largest, and then outside of the ``top_p`` nucleus."""
-    device = weights.device
-    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
-    size = weights.shape[-1]
-    rank = torch.arange(size, device=device)
-    most = torch.tensor([k or size for k in top_k], device=device)[:, None]
-    ordered = ordered * (rank < most)
-    before = ordered.cumsum(-1, dtype=torch.float64) - ordered
-    share = torch.tensor(top_p, dtype=torch.float64, device=device)[:, None] * ordered.sum(
-        -1, True, dtype=torch.float64
-    )
-    ordered = ordered * ((before < share) | (rank == 0))
-    return torch.zeros_like(weights).scatter_(-1, order, ordered)
+    """``weights`` (N, V), set to 0 outside of the ``top_k`` largest, and then outside of the ``top_p`` nucleus.
+
+    Of equal weights those of the lower ids are kept.
+    """
+    device, size = weights.device, weights.shape[-1]
+    most = torch.tensor([min(k or size, size) for k in top_k], device=device)[:, None]
+    share = torch.tensor(top_p, dtype=torch.float64, device=device)[:, None]
+    ordered = min(size, max(top_k) if all(top_k) else max(_CANDIDATES, *top_k))
+    while True:
+        largest = weights.topk(ordered).values
+        running = (largest * (torch.arange(ordered, device=device) < most)).cumsum(-1, dtype=torch.float64)
+        kept = torch.where(most > ordered, weights.sum(-1, True, dtype=torch.float64), running[:, -1:])
+        nucleus = (running < share * kept).sum(-1, True) + 1
+        count = torch.minimum(most, nucleus)
+        if ordered == size or bool((count <= ordered).all()):
+            break
+        ordered = size
+    least = largest.gather(1, count - 1)
+    above, equal = weights > least, weights == least
+    return weights * (above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= count - above.sum(-1, True))))
