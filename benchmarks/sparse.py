@@ -9,7 +9,7 @@ For each seed a model from scratch imitates a thousand episodes of ``chain-8``
 ``sort`` (``base``; see :func:`chances`). So single steps mostly succeed, whole chains almost never, and the policy has
 something to choose between. (A model that has imitated few correct episodes is wrong as often, but says the same in
 each attempt: its entropy is 0.006 nats a token, and rewards cannot change what is never tried.) From it, with the same
-number of updates on as many episodes, and without imitation,
+number of updates on as many episodes, and without imitation where none is named,
 
 - ``outcome``: 1 for a solved task, else 0; ``dynamic``: the same, and groups without a difference are replaced;
 - ``final-phi``: partial credit at the end, the share of right files; no credit for single turns;
@@ -20,6 +20,7 @@ number of updates on as many episodes, and without imitation,
 - ``prm``: outcome, and a judge that ``clawgym train prm`` trained on the milestones of 512 episodes of the base: a head
   on the hidden states of the base;
 - ``shuffled``: milestones, dealt out anew among the turns of a step: the control of turn credit;
+- ``full``: milestones, and imitation of solved episodes and the base's demonstrations beside them;
 - ``self-only``: advantages are 0; solved episodes and the base's demonstrations are imitated; ``demos-only``: the
   demonstrations alone, so no reward has an effect.
 
@@ -73,9 +74,11 @@ ARMS: dict[str, tuple[str, ...]] = {
     "random": ("reward.judge=sparse:auc_50",),
     "prm": ("reward.judge=prm",),
     "shuffled": ("reward.milestones=turn", "reward.shuffle=process"),
+    "full": ("reward.milestones=turn", "algorithm.imitation=1"),
     "self-only": ("algorithm.advantage=zero", "algorithm.imitation=1"),
     "demos-only": ("algorithm.advantage=zero", "algorithm.imitation=1", "algorithm.self_imitation=false"),
 }
+IMITATING = ("full", "self-only", "demos-only")
 
 
 @cache
@@ -183,7 +186,7 @@ def run_seed(out: Path, recipe: Path, right: float, seed: int, arms: list[str], 
     train_base(out, base, recipe, right, *own)
     for arm in arms:
         extra: tuple[str, ...] = ()
-        if arm in ("self-only", "demos-only"):
+        if arm in IMITATING:
             extra = (f"sft.data={demonstrations(out, recipe, right, own)}",)
         if arm == "prm":
             judge = out / f"judge-{seed}"
@@ -274,7 +277,12 @@ def table(out: Path, seeds: list[int]) -> None:
     print("|---|---|---|---|---|---|---|---|")
     measures = ("score", "learning", "partial")
     others = [arm for arm in ARMS if arm not in ("outcome", "milestones")]
-    pairs = [("milestones", "outcome"), *((arm, "outcome") for arm in others), *(("milestones", arm) for arm in others)]
+    pairs = [
+        ("milestones", "outcome"),
+        ("full", "self-only"),
+        *((arm, "outcome") for arm in others),
+        *(("milestones", arm) for arm in others),
+    ]
     for better, worse in pairs:
         both = sorted(ends[better].keys() & ends[worse].keys())
         if len(both) < 2:
@@ -293,7 +301,7 @@ def main() -> None:
     ask.add_argument("--recipe", type=Path, default=RECIPE)
     ask.add_argument("--right", type=float, default=RIGHT, help="mean share of right commands of the demonstrator")
     ask.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22, 23, 24])
-    ask.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
+    ask.add_argument("--arms", nargs="*", choices=[*ARMS], default=[*ARMS], help="none: the base alone")
     ask.add_argument("--set", action="append", default=[], dest="settings", help="a setting of all runs")
     ask.add_argument("--table", action="store_true", help="show what is there, run nothing")
     said = ask.parse_args()
