@@ -9,7 +9,7 @@ For each seed a model from scratch imitates a thousand episodes of ``chain-8``
 ``sort`` (``base``; see :func:`chances`). So single steps mostly succeed, whole chains almost never, and the policy has
 something to choose between. (A model that has imitated few correct episodes is wrong as often, but says the same in
 each attempt: its entropy is 0.006 nats a token, and rewards cannot change what is never tried.) From it, with the same
-number of updates on as many episodes, and without imitation where none is named,
+number of updates on as many episodes, and without imitation but for the last three,
 
 - ``outcome``: 1 for a solved task, else 0; ``dynamic``: the same, and groups without a difference are replaced;
 - ``final-phi``: partial credit at the end, the share of right files; no credit for single turns;
@@ -78,7 +78,6 @@ ARMS: dict[str, tuple[str, ...]] = {
     "self-only": ("algorithm.advantage=zero", "algorithm.imitation=1"),
     "demos-only": ("algorithm.advantage=zero", "algorithm.imitation=1", "algorithm.self_imitation=false"),
 }
-IMITATING = ("full", "self-only", "demos-only")
 
 
 @cache
@@ -186,7 +185,7 @@ def run_seed(out: Path, recipe: Path, right: float, seed: int, arms: list[str], 
     train_base(out, base, recipe, right, *own)
     for arm in arms:
         extra: tuple[str, ...] = ()
-        if arm in IMITATING:
+        if "algorithm.imitation=1" in ARMS[arm]:
             extra = (f"sft.data={demonstrations(out, recipe, right, own)}",)
         if arm == "prm":
             judge = out / f"judge-{seed}"

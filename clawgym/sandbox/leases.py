@@ -3,7 +3,8 @@
 Each owner has a folder ``<state>/owners/<owner id>/``. Its supervisor holds a lock on the file ``lock`` as long as it
 lives, so an unlocked folder belongs to a dead owner. The next start clears what the folder names: cgroups by owner and
 lease id, containers by the label with the owner id. Processes are never found by a name pattern. A folder that cannot
-be removed is moved to ``<state>/aside``, and every later start tries again. Standard library only.
+be removed, or whose owner died while it was made, is moved to ``<state>/aside``, which every start tries to empty.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -180,6 +181,7 @@ def _discard(state: Path, folder: Path, end: float) -> None:
 
 
 def _move_aside(state: Path, folder: Path) -> None:
+    """Move a folder to where every start removes what it finds. Raises OSError."""
     aside = state / _ASIDE
     aside.mkdir(mode=0o700, exist_ok=True)
     folder.rename(aside / folder.name)

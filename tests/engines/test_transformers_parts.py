@@ -117,7 +117,7 @@ def test_rare_ids_of_a_large_vocabulary_are_reached() -> None:
 
 @settings(deadline=None)
 @given(
-    size=st.sampled_from([2, 65, 1023, 1024, 1025, 3000]),
+    size=st.sampled_from([2, 63, 64, 65, 128, 500, 1023, 1024, 1025, 3000]),
     seed=st.integers(0, 1000),
     scale=st.sampled_from([0.0, 1.0, 10.0, 60.0]),
     impossible=st.sampled_from([0.0, 0.5, 0.99]),
