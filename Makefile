@@ -83,8 +83,9 @@ agents: $(VENV)/.installed
 	$(BIN)/pytest -m agents -n 2 --timeout 600
 
 # tests/conftest.py lists the tests of `make check`, and those that are tried once more where they fail (SLOW_MACHINE).
-# Those marked `alone` would slow the others down: they run afterwards, one at a time.
-PARALLEL = $(BIN)/pytest --max-suite-reruns 12 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Those marked `alone` would slow the others down: they run afterwards, one at a time. Each worker computes with one thread: two
+# of a process wait for each other, and where other processes have the cores they wait for minutes.
+PARALLEL = OMP_NUM_THREADS=1 $(BIN)/pytest --max-suite-reruns 12 -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=10
 
 unit: $(VENV)/.installed
 	$(PARALLEL) --hypothesis-profile=quick -m "not check and not alone and not agents"

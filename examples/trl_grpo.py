@@ -4,7 +4,7 @@ TRL offers the public methods of an environment to the model as tools, and train
 ``Shell`` is such an environment for every task set. The model is a tiny one made from scratch. It first imitates calls
 of random commands: then it can call the tool, but does not know what to run.
 With ``--shuffled`` each episode gets the reward of another one: the control, in which nothing can be trained.
-The mean reward of five updates goes from 0.22 to 0.38, and with ``--shuffled`` from 0.13 to 0.15 (one seed, two minutes
+The mean reward of five updates goes from 0.23 to 0.35, and with ``--shuffled`` from 0.13 to 0.18 (one seed, two minutes
 of CPU time each). The task is not solved: that would be 1.
 
 pip install 'clawgym[local]' trl jmespath
@@ -31,7 +31,7 @@ import clawgym
 from clawgym.engines.tiny import make_tiny_model
 
 COMMANDS = ["echo one > a", "cat a a > b", "cat a b > c", "rm -f a b c"]
-TURNS, GROUP, UPDATES = 3, 16, 40
+TURNS, GROUP, UPDATES = 3, 16, 25
 TASKS = clawgym.load(Path(__file__).parent / "tasks" / "three_files.py")
 
 

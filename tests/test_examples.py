@@ -17,7 +17,7 @@ PRINTS = {
     "new_environment": "reward 1.0",
     "openclaw_env": "reward 1.0",
     "torch_policy_gradient": "update 30: mean reward",
-    "trl_grpo": "update 40: mean reward",
+    "trl_grpo": "update 25: mean reward",
     "vector_envs": "solve: .* mean reward 1.0",
     "white_box": " row",
 }
